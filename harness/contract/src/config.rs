@@ -59,8 +59,6 @@ pub enum Fault {
     None,
     /// Rotary positions are one too high from the second chunk of a prompt on.
     RopePlusOneAfterFirstChunk,
-    /// A scheduled chunk sleeps 3 % of the step's duration more.
-    SlowStep,
 }
 
 /// The complete configuration of one engine instance.
