@@ -21,3 +21,4 @@ pub use build::{EngineParts, build_executor};
 pub use engine::{Counters, Engine, EngineSpec, LogitTap, StepOutput};
 pub use error::{AdmitError, ExecError};
 pub use execute::{Chunk, DecoderExecutor, Executor};
+pub use pb_sched::{PlanError, chunk_schedule};

@@ -17,7 +17,7 @@
 //! ```
 
 mod gguf;
-mod hf;
+pub(crate) mod hf;
 
 use serde::{Deserialize, Serialize};
 
@@ -25,7 +25,7 @@ use crate::error::{ModelError, Result};
 
 /// How rotary frequencies are stretched for contexts longer than the training length.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
+#[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
     /// Plain `theta^(-2i/d)`.
     None,
@@ -46,11 +46,7 @@ pub enum RopeScaling {
         original_max_position: usize,
     },
     /// GGUF's `rope_freqs.weight`: one divisor for each of the `d_head / 2` frequencies.
-    Factors(
-        /// The divisors, lowest dimension first.
-        #[serde(default)]
-        Vec<f32>,
-    ),
+    Factors(Vec<f32>),
 }
 
 /// The shape and constants of a Llama-family decoder.
@@ -111,7 +107,9 @@ impl Arch {
 
     /// The family called `name`, if this engine computes it.
     pub fn from_name(name: &str) -> Option<Arch> {
-        [Arch::Llama, Arch::Qwen2].into_iter().find(|arch| arch.name() == name)
+        [Arch::Llama, Arch::Qwen2]
+            .into_iter()
+            .find(|arch| arch.name() == name)
     }
 }
 
@@ -217,9 +215,17 @@ impl LlamaConfig {
             return Err(invalid("q_heads", self.q_heads, problem));
         }
         if !self.d_head.is_multiple_of(2) {
-            return Err(invalid("d_head", self.d_head, "rotary embedding needs an even size"));
+            return Err(invalid(
+                "d_head",
+                self.d_head,
+                "rotary embedding needs an even size",
+            ));
         }
-        if self.q_heads.checked_mul(self.d_head).is_none_or(|width| width > MAX_DIMENSION) {
+        if self
+            .q_heads
+            .checked_mul(self.d_head)
+            .is_none_or(|width| width > MAX_DIMENSION)
+        {
             let problem = format!("times d_head = {} is above {MAX_DIMENSION}", self.d_head);
             return Err(invalid("q_heads", self.q_heads, problem));
         }
@@ -229,10 +235,18 @@ impl LlamaConfig {
     /// The real-valued half of [`LlamaConfig::validate`], and the token ids.
     fn validate_constants(&self) -> Result<()> {
         if !(self.rope_theta.is_finite() && self.rope_theta > 1.0) {
-            return Err(invalid("rope_theta", self.rope_theta, "must be finite and above 1"));
+            return Err(invalid(
+                "rope_theta",
+                self.rope_theta,
+                "must be finite and above 1",
+            ));
         }
         if !(self.rms_eps.is_finite() && (0.0..1.0).contains(&self.rms_eps)) {
-            return Err(invalid("rms_eps", self.rms_eps, "must be at least 0 and below 1"));
+            return Err(invalid(
+                "rms_eps",
+                self.rms_eps,
+                "must be at least 0 and below 1",
+            ));
         }
         for id in self.eos_ids.iter().chain(&self.bos_id) {
             if *id as usize >= self.vocab {
@@ -243,7 +257,12 @@ impl LlamaConfig {
         match &self.rope_scaling {
             RopeScaling::None => Ok(()),
             RopeScaling::Linear { factor } => positive("rope_scaling.factor", *factor),
-            RopeScaling::Llama3 { factor, low_freq_factor, high_freq_factor, .. } => {
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                ..
+            } => {
                 positive("rope_scaling.factor", *factor)?;
                 positive("rope_scaling.low_freq_factor", *low_freq_factor)?;
                 positive("rope_scaling.high_freq_factor", *high_freq_factor)?;
@@ -262,7 +281,9 @@ impl LlamaConfig {
                     let problem = format!("needs d_head / 2 = {} entries", self.d_head / 2);
                     return Err(invalid("rope_freqs length", factors.len(), problem));
                 }
-                factors.iter().try_for_each(|f| positive("rope_freqs.weight", f64::from(*f)))
+                factors
+                    .iter()
+                    .try_for_each(|f| positive("rope_freqs.weight", f64::from(*f)))
             }
         }
     }

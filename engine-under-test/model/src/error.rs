@@ -75,21 +75,33 @@ pub enum ModelError {
 impl ModelError {
     /// An I/O error at `path`.
     pub(crate) fn io(path: impl Into<PathBuf>, source: std::io::Error) -> ModelError {
-        ModelError::Io { path: path.into(), source }
+        ModelError::Io {
+            path: path.into(),
+            source,
+        }
     }
 
     /// A tensor error.
     pub(crate) fn tensor(name: impl Into<String>, problem: impl Into<String>) -> ModelError {
-        ModelError::Tensor { name: name.into(), problem: problem.into() }
+        ModelError::Tensor {
+            name: name.into(),
+            problem: problem.into(),
+        }
     }
 
     /// A tokenizer error.
     pub(crate) fn tokenizer(what: impl Into<String>, problem: impl ToString) -> ModelError {
-        ModelError::Tokenizer { what: what.into(), problem: problem.to_string() }
+        ModelError::Tokenizer {
+            what: what.into(),
+            problem: problem.to_string(),
+        }
     }
 
     /// A parse error of a whole file.
     pub(crate) fn format(origin: impl Into<String>, problem: impl ToString) -> ModelError {
-        ModelError::Format { origin: origin.into(), problem: problem.to_string() }
+        ModelError::Format {
+            origin: origin.into(),
+            problem: problem.to_string(),
+        }
     }
 }

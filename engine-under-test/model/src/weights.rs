@@ -9,7 +9,8 @@
 mod assemble;
 pub mod rotary;
 
-pub(crate) use assemble::{LayerPart, TensorNames, TensorSource, assemble};
+pub(crate) use assemble::{LayerPart, NamedTensor, TensorNames, TensorSource};
+pub(crate) use assemble::{assemble, named_tensors};
 
 use crate::config::LlamaConfig;
 
@@ -30,7 +31,11 @@ impl Matrix {
     /// # Panics
     /// When `data.len() != rows * cols`, which is a mistake of the caller.
     pub fn new(rows: usize, cols: usize, data: Vec<f32>) -> Matrix {
-        assert_eq!(Some(data.len()), rows.checked_mul(cols), "matrix data does not fit its shape");
+        assert_eq!(
+            Some(data.len()),
+            rows.checked_mul(cols),
+            "matrix data does not fit its shape"
+        );
         Matrix { rows, cols, data }
     }
 
@@ -99,7 +104,10 @@ impl Weights {
             let matrices = [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down];
             let biases = [&l.q_bias, &l.k_bias, &l.v_bias];
             matrices.iter().map(|m| m.data.len()).sum::<usize>()
-                + biases.iter().map(|b| b.as_ref().map_or(0, Vec::len)).sum::<usize>()
+                + biases
+                    .iter()
+                    .map(|b| b.as_ref().map_or(0, Vec::len))
+                    .sum::<usize>()
                 + l.attn_norm.len()
                 + l.mlp_norm.len()
         };

@@ -1,1 +1,54 @@
-//! placeholder
+//! The HTTP front of the engine: OpenAI's completions and chat completions as vLLM serves them.
+//!
+//! A benchmark that drives this engine and a remote server with one client can compare them only
+//! when both speak the same protocol down to its details, so the bodies here follow recordings of
+//! a real server. One thread owns the engine core and steps it; every response has a collector
+//! between that thread and its connection, so a slow client never slows a step and a client that
+//! hangs up frees its blocks.
+//!
+//! Paths: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`, `/metrics`
+//! (Prometheus), `/tokenize`, `/detokenize`, `/reset_prefix_cache`, `/server_info` and
+//! `/steps/stream?from=N` (step rows as they happen, one JSON object a line).
+//!
+//! ```no_run
+//! # use std::sync::Arc;
+//! # use pb_contract::WallClock;
+//! # use pb_server::{Core, ModelAssets, ServerOptions, ServeError, serve};
+//! # async fn start(core: Box<dyn Core>, assets: ModelAssets) -> Result<(), ServeError> {
+//! let options = ServerOptions { model_name: "smollm2".to_owned(), ..ServerOptions::default() };
+//! let ready = |address| eprintln!("listening on http://{address}");
+//! let shutdown = async { drop(tokio::signal::ctrl_c().await) };
+//! serve(core, assets, Arc::new(WallClock), options, ready, shutdown).await
+//! # }
+//! ```
+
+mod adapters;
+mod app;
+mod body;
+mod chat;
+mod collector;
+mod completions;
+mod core_api;
+mod engine;
+mod error;
+mod fields;
+mod generation;
+mod job;
+mod live;
+mod logprobs;
+mod metrics;
+mod options;
+mod output;
+mod routes;
+mod serve;
+mod shape;
+mod sse;
+mod steps;
+mod stop;
+mod text;
+
+pub use adapters::TokenizerText;
+pub use core_api::{Core, CoreCounters, CoreFailure, CoreStep, Refusal};
+pub use options::ServerOptions;
+pub use serve::{ServeError, serve};
+pub use text::{ChatTurn, Detokenizer, ModelAssets, TextError, TextModel};

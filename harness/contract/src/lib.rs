@@ -16,6 +16,7 @@ pub mod chat;
 pub mod clock;
 pub mod config;
 pub mod fail;
+pub mod formulas;
 pub mod ids;
 pub mod manifest;
 pub mod plan;

@@ -1,1 +1,14 @@
-//! placeholder
+//! Verdicts: whether outputs are right, and whether one arm is really faster than the other.
+//!
+//! The order is fixed: validity, then correctness, then performance. A run whose conditions did not
+//! hold is void, an engine whose outputs are wrong is never called faster, and a comparison that
+//! cannot tell says so. Everything here is a pure function of numbers already recorded, so a
+//! finished run can be judged again by a newer judge.
+
+pub mod ab;
+pub mod numerics;
+pub mod real;
+pub mod run;
+pub mod verdict;
+
+pub use verdict::{Interval, Verdict};

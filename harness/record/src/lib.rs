@@ -1,1 +1,31 @@
-//! placeholder
+//! Run directories: what a run leaves behind, and how it is read again.
+//!
+//! Measuring, judging and reporting talk through files only, so that a finished run can be judged
+//! again by a later judge and a killed run still counts for what it finished. Rows are appended
+//! as they happen, one write each; aggregates are derived from them and never stored instead.
+//!
+//! ```text
+//! run/
+//!   manifest.json   what was measured, on what, with which inputs; `state` says whether it ended
+//!   requests.csv    one row a request, failures included
+//!   tokens.csv      one row a content event of a stream
+//!   steps.csv       one row an engine step, when the server tells
+//!   ttft.hlog       HdrHistogram interval logs, derived from the rows
+//!   itl.hlog
+//!   *.json          whatever a later stage stores beside them (notes, verdict)
+//! ```
+
+pub mod atomic;
+pub mod error;
+pub mod hlog;
+pub mod metrics;
+pub mod reader;
+pub mod step;
+pub mod table;
+pub mod writer;
+
+pub use atomic::{write_atomic, write_json_atomic};
+pub use error::RecordError;
+pub use reader::{RunData, RunReader};
+pub use step::StepRecord;
+pub use writer::RunWriter;

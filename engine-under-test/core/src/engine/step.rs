@@ -206,7 +206,7 @@ struct Sink<'a> {
     chunks: &'a [Chunk],
     requests: &'a mut std::collections::BTreeMap<RequestId, Live>,
     eos_ids: &'a [TokenId],
-    tap: Option<&'a mut dyn LogitTap>,
+    tap: Option<&'a mut (dyn LogitTap + 'static)>,
     results: Vec<ChunkResult>,
 }
 

@@ -100,7 +100,9 @@ impl<W: Packed> Layer<W> {
         let bias = [&l.q_bias, &l.k_bias, &l.v_bias];
         let qkv_bias = bias.iter().any(|b| b.is_some()).then(|| {
             let parts = bias.iter().zip([&l.q, &l.k, &l.v]);
-            parts.flat_map(|(b, m)| b.clone().unwrap_or_else(|| vec![0.0; m.rows])).collect()
+            parts
+                .flat_map(|(b, m)| Option::clone(b).unwrap_or_else(|| vec![0.0; m.rows]))
+                .collect()
         });
         Layer {
             attn_norm: l.attn_norm.clone(),

@@ -1,0 +1,141 @@
+//! The engine core and the tokenizer of this project behind the server's two traits.
+
+use std::sync::Arc;
+
+use pb_contract::{Buckets, Clock, EngineConfig, EngineRequest, RequestId, TokenId};
+use pb_core::Engine;
+use pb_model::{ChatMessage, DetokenizeStream, Tokenizer};
+
+use crate::core_api::{Core, CoreCounters, CoreFailure, CoreStep, Refusal};
+use crate::text::{ChatTurn, Detokenizer, TextError, TextModel};
+
+impl Core for Engine {
+    fn add(&mut self, request: EngineRequest) -> Result<(), Refusal> {
+        Engine::add(self, request).map_err(|error| Refusal(error.to_string()))
+    }
+
+    fn abort(&mut self, id: RequestId) -> bool {
+        Engine::abort(self, id)
+    }
+
+    fn has_work(&self) -> bool {
+        Engine::has_work(self)
+    }
+
+    fn step(&mut self, clock: &dyn Clock) -> Result<CoreStep, CoreFailure> {
+        match Engine::step(self, clock) {
+            Ok(step) => Ok(CoreStep {
+                row: step.row,
+                events: step.events,
+            }),
+            Err(error) => Err(CoreFailure {
+                message: error.to_string(),
+                failed: error.failed,
+            }),
+        }
+    }
+
+    fn reset_prefix_cache(&mut self) -> bool {
+        Engine::reset_prefix_cache(self)
+    }
+
+    fn buckets(&self) -> Buckets {
+        Engine::buckets(self)
+    }
+
+    fn counters(&self) -> CoreCounters {
+        let c = Engine::counters(self);
+        CoreCounters {
+            queried_tokens: c.queried_tokens,
+            hit_tokens: c.hit_tokens,
+            preempted_queried_tokens: c.preempted_queried_tokens,
+            preempted_hit_tokens: c.preempted_hit_tokens,
+            preemptions: c.preemptions,
+            prompt_tokens: c.prompt_tokens,
+            generation_tokens: c.generation_tokens,
+            evicted_blocks: c.evicted_blocks,
+            running: c.running,
+            waiting: c.waiting,
+        }
+    }
+
+    fn config(&self) -> &EngineConfig {
+        Engine::config(self)
+    }
+}
+
+/// A model's tokenizer with the size of the model's own vocabulary, which may be larger.
+pub struct TokenizerText {
+    tokenizer: Arc<Tokenizer>,
+    vocab_size: usize,
+}
+
+impl TokenizerText {
+    /// `vocab_size` is the number of rows of the model's embedding.
+    pub fn new(tokenizer: Tokenizer, vocab_size: usize) -> Self {
+        TokenizerText {
+            tokenizer: Arc::new(tokenizer),
+            vocab_size,
+        }
+    }
+}
+
+fn text_error(error: pb_model::ModelError) -> TextError {
+    TextError(error.to_string())
+}
+
+impl TextModel for TokenizerText {
+    fn encode(&self, text: &str, add_special: bool) -> Result<Vec<TokenId>, TextError> {
+        self.tokenizer.encode(text, add_special).map_err(text_error)
+    }
+
+    fn decode(&self, ids: &[TokenId]) -> Result<String, TextError> {
+        Ok(self.tokenizer.decode(ids, false))
+    }
+
+    fn token_text(&self, id: TokenId) -> String {
+        self.tokenizer.token_str(id)
+    }
+
+    fn token_bytes(&self, id: TokenId) -> Vec<u8> {
+        self.tokenizer.token_bytes(id).to_vec()
+    }
+
+    fn detokenizer(&self) -> Box<dyn Detokenizer> {
+        let stream = DetokenizeStream::new(&self.tokenizer, true);
+        Box::new(Incremental {
+            tokenizer: Arc::clone(&self.tokenizer),
+            stream,
+        })
+    }
+
+    fn render_chat(
+        &self,
+        turns: &[ChatTurn],
+        add_generation_prompt: bool,
+    ) -> Result<String, TextError> {
+        let messages: Vec<ChatMessage> = turns
+            .iter()
+            .map(|turn| ChatMessage::new(&turn.role, &turn.content))
+            .collect();
+        let text = self
+            .tokenizer
+            .apply_chat_template(&messages, add_generation_prompt);
+        text.map_err(text_error)
+    }
+
+    fn vocab_size(&self) -> usize {
+        self.vocab_size
+    }
+}
+
+struct Incremental {
+    tokenizer: Arc<Tokenizer>,
+    stream: DetokenizeStream,
+}
+
+impl Detokenizer for Incremental {
+    fn push(&mut self, token: TokenId) -> String {
+        self.stream.push(&self.tokenizer, token)
+    }
+}

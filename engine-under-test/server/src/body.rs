@@ -1,0 +1,322 @@
+//! Reading request bodies.
+//!
+//! Two things that serde's derived types do not give: an error that names the field (they lose it
+//! behind `flatten` and `untagged`), and a prompt of token ids that never exists as a tree of
+//! JSON values, which would take many times the memory of the body.
+
+use std::fmt;
+
+use axum::body::Body;
+use axum::http::header;
+use bytes::Bytes;
+use http_body_util::LengthLimitError;
+use pb_contract::TokenId;
+use pb_contract::wire::Prompt;
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess};
+use serde::de::{Unexpected, Visitor};
+use serde_json::{Map, Value};
+
+use crate::error::ApiError;
+
+/// Reads a whole body.
+pub(crate) async fn read(
+    request: axum::extract::Request,
+    limit_bytes: usize,
+) -> Result<Bytes, ApiError> {
+    let length = request.headers().get(header::CONTENT_LENGTH);
+    let length = length
+        .and_then(|v| v.to_str().ok())
+        .and_then(|v| v.parse::<u64>().ok());
+    if length.is_some_and(|length| length > limit_bytes as u64) {
+        return Err(ApiError::too_large(limit_bytes));
+    }
+    let body: Body = request.into_body();
+    axum::body::to_bytes(body, limit_bytes)
+        .await
+        .map_err(|error| {
+            let source = std::error::Error::source(&error);
+            if source.is_some_and(|source| source.is::<LengthLimitError>()) {
+                return ApiError::too_large(limit_bytes);
+            }
+            ApiError::bad_request(format!("The request body could not be read: {error}"))
+        })
+}
+
+/// A body taken apart: the prompt, and the other known fields as JSON.
+#[derive(Debug)]
+pub(crate) struct RawBody {
+    pub(crate) prompt: Option<Prompt>,
+    pub(crate) fields: Map<String, Value>,
+}
+
+/// Takes a JSON object apart. Fields for which `known` is false are ignored, as vLLM ignores
+/// them; a repeated field counts as its last occurrence.
+pub(crate) fn parse(bytes: &[u8], known: &dyn Fn(&str) -> bool) -> Result<RawBody, ApiError> {
+    let mut json = serde_json::Deserializer::from_slice(bytes);
+    let parsed = BodySeed { known }.deserialize(&mut json).and_then(|body| {
+        json.end()?;
+        Ok(body)
+    });
+    parsed.map_err(|error| {
+        let message = error.to_string();
+        if message.starts_with("prompt ") {
+            ApiError::field("prompt", message)
+        } else {
+            ApiError::bad_request(format!("The request body is not valid: {message}"))
+        }
+    })
+}
+
+struct BodySeed<'a> {
+    known: &'a dyn Fn(&str) -> bool,
+}
+
+impl<'de> DeserializeSeed<'de> for BodySeed<'_> {
+    type Value = RawBody;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawBody, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for BodySeed<'_> {
+    type Value = RawBody;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawBody, A::Error> {
+        let mut body = RawBody {
+            prompt: None,
+            fields: Map::new(),
+        };
+        while let Some(key) = map.next_key::<String>()? {
+            if !(self.known)(&key) {
+                map.next_value::<IgnoredAny>()?;
+            } else if key == "prompt" {
+                body.prompt = map.next_value::<PromptField>()?.0;
+            } else {
+                let value = map.next_value()?;
+                body.fields.insert(key, value);
+            }
+        }
+        Ok(body)
+    }
+}
+
+/// A prompt, or null.
+struct PromptField(Option<Prompt>);
+
+impl<'de> Deserialize<'de> for PromptField {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(PromptVisitor)
+    }
+}
+
+const PROMPT_KINDS: &str = "prompt must be a string, a list of strings, a list of token ids or a \
+                            list of lists of token ids";
+
+struct PromptVisitor;
+
+impl<'de> Visitor<'de> for PromptVisitor {
+    type Value = PromptField;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a prompt")
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<PromptField, E> {
+        Ok(PromptField(None))
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<PromptField, E> {
+        Ok(PromptField(Some(Prompt::Text(text.to_owned()))))
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<PromptField, E> {
+        Err(E::custom(PROMPT_KINDS))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, _: u64) -> Result<PromptField, E> {
+        Err(E::custom(PROMPT_KINDS))
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, _: i64) -> Result<PromptField, E> {
+        Err(E::custom(PROMPT_KINDS))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<PromptField, E> {
+        Err(E::custom(PROMPT_KINDS))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<PromptField, A::Error> {
+        Err(A::Error::custom(PROMPT_KINDS))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<PromptField, A::Error> {
+        let Some(first) = seq.next_element::<Item>()? else {
+            return Ok(PromptField(Some(Prompt::Ids(Vec::new()))));
+        };
+        let mut prompt = match first {
+            Item::Id(id) => Prompt::Ids(vec![id]),
+            Item::Text(text) => Prompt::Texts(vec![text]),
+            Item::Ids(ids) => Prompt::IdLists(vec![ids]),
+        };
+        while let Some(item) = seq.next_element::<Item>()? {
+            match (&mut prompt, item) {
+                (Prompt::Ids(ids), Item::Id(id)) => ids.push(id),
+                (Prompt::Texts(texts), Item::Text(text)) => texts.push(text),
+                (Prompt::IdLists(lists), Item::Ids(ids)) => lists.push(ids),
+                _ => return Err(A::Error::custom(PROMPT_KINDS)),
+            }
+        }
+        Ok(PromptField(Some(prompt)))
+    }
+}
+
+/// An element of a prompt list.
+enum Item {
+    Id(TokenId),
+    Text(String),
+    Ids(Vec<TokenId>),
+}
+
+impl<'de> Deserialize<'de> for Item {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(ItemVisitor)
+    }
+}
+
+struct ItemVisitor;
+
+impl<'de> Visitor<'de> for ItemVisitor {
+    type Value = Item;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an element of a prompt")
+    }
+
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Item, E> {
+        Ok(Item::Text(text.to_owned()))
+    }
+
+    fn visit_u64<E: serde::de::Error>(self, id: u64) -> Result<Item, E> {
+        id_of(id).map(Item::Id)
+    }
+
+    fn visit_i64<E: serde::de::Error>(self, id: i64) -> Result<Item, E> {
+        Err(E::custom(format!(
+            "prompt token id {id} is out of vocabulary"
+        )))
+    }
+
+    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Item, E> {
+        Err(E::custom(PROMPT_KINDS))
+    }
+
+    fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<Item, E> {
+        Err(E::custom(PROMPT_KINDS))
+    }
+
+    fn visit_unit<E: serde::de::Error>(self) -> Result<Item, E> {
+        Err(E::custom(PROMPT_KINDS))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, _: A) -> Result<Item, A::Error> {
+        Err(A::Error::custom(PROMPT_KINDS))
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Item, A::Error> {
+        let mut ids = Vec::new();
+        while let Some(Id(id)) = seq.next_element()? {
+            ids.push(id);
+        }
+        Ok(Item::Ids(ids))
+    }
+}
+
+/// A token id inside a list of lists.
+struct Id(TokenId);
+
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        match Item::deserialize(deserializer)? {
+            Item::Id(id) => Ok(Id(id)),
+            Item::Text(_) | Item::Ids(_) => Err(D::Error::custom(PROMPT_KINDS)),
+        }
+    }
+}
+
+fn id_of<E: serde::de::Error>(id: u64) -> Result<TokenId, E> {
+    TokenId::try_from(id).map_err(|_| {
+        let got = Unexpected::Unsigned(id);
+        E::custom(format!("prompt token id is out of vocabulary: {got}"))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(json: &str) -> Result<Option<Prompt>, String> {
+        let body = format!("{{\"prompt\": {json}, \"other\": [1]}}");
+        let known = |name: &str| name == "prompt";
+        match parse(body.as_bytes(), &known) {
+            Ok(body) => {
+                assert!(body.fields.is_empty());
+                Ok(body.prompt)
+            }
+            Err(error) => {
+                let error = error.body().error;
+                assert_eq!(error.param.as_deref(), Some("prompt"), "{}", error.message);
+                Err(error.message)
+            }
+        }
+    }
+
+    #[test]
+    fn every_kind_of_prompt_is_read() {
+        assert_eq!(prompt("null"), Ok(None));
+        assert_eq!(prompt("\"a\""), Ok(Some(Prompt::Text("a".into()))));
+        assert_eq!(prompt("[]"), Ok(Some(Prompt::Ids(vec![]))));
+        assert_eq!(
+            prompt("[1, 4294967295]"),
+            Ok(Some(Prompt::Ids(vec![1, u32::MAX])))
+        );
+        assert_eq!(
+            prompt("[\"a\", \"\"]"),
+            Ok(Some(Prompt::Texts(vec!["a".into(), "".into()])))
+        );
+        assert_eq!(
+            prompt("[[1], [2, 3]]"),
+            Ok(Some(Prompt::IdLists(vec![vec![1], vec![2, 3]])))
+        );
+    }
+
+    #[test]
+    fn every_other_prompt_is_refused_by_name() {
+        let wrong = [
+            "3",
+            "-3",
+            "1.5",
+            "true",
+            "{}",
+            "[1, \"a\"]",
+            "[\"a\", 1]",
+            "[[1], 2]",
+            "[[\"a\"]]",
+            "[[[1]]]",
+            "[null]",
+            "[1.5]",
+            "[-1]",
+            "[4294967296]",
+            "[{}]",
+            "[true]",
+        ];
+        for json in wrong {
+            assert!(prompt(json).is_err(), "{json}");
+        }
+    }
+}

@@ -1,0 +1,355 @@
+//! The engine thread: one thread owns the core, everyone else sends it commands.
+//!
+//! Commands are taken between steps. The thread sleeps in the channel while the core has no
+//! work, so an idle server uses no processor. A core that panics, or that fails without saying
+//! which requests it gave up, is not used again: its requests end with an error, `/health` turns
+//! to 503, and the process stays up to say so.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+
+use pb_contract::{Buckets, Clock, EngineConfig, EngineRequest, RequestId};
+use tokio::sync::oneshot;
+
+use crate::collector::{Collector, Failure, Reader};
+use crate::core_api::{Core, CoreCounters};
+use crate::live::LiveRequests;
+use crate::metrics::Metrics;
+use crate::output::OutputState;
+use crate::steps::StepRing;
+
+/// One choice of a request on its way to the engine.
+pub(crate) struct Member {
+    /// What the core gets; its id is set on submission.
+    pub(crate) request: EngineRequest,
+    /// The text side.
+    pub(crate) output: OutputState,
+}
+
+enum Command {
+    Add {
+        members: Vec<Member>,
+        collector: Arc<Collector>,
+    },
+    Abort(Vec<RequestId>),
+    Reset(oneshot::Sender<bool>),
+    AbortAll,
+    Stop,
+}
+
+/// State of the core after the last step or command.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) buckets: Buckets,
+    pub(crate) counters: CoreCounters,
+}
+
+/// What the engine thread shows to the handlers without being asked.
+pub(crate) struct Shared {
+    snapshot: Mutex<Snapshot>,
+    metrics: Mutex<Metrics>,
+    live_choices: AtomicUsize,
+    dead: OnceLock<String>,
+    pub(crate) ring: StepRing,
+}
+
+impl Shared {
+    pub(crate) fn metrics(&self) -> MutexGuard<'_, Metrics> {
+        self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Shows the state of the core from now on.
+    pub(crate) fn publish(&self, core: &dyn Core) {
+        let snapshot = Snapshot {
+            buckets: core.buckets(),
+            counters: core.counters(),
+        };
+        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+    }
+
+    /// Makes room for new requests.
+    pub(crate) fn released(&self, choices: usize) {
+        self.live_choices.fetch_sub(choices, Ordering::Relaxed);
+    }
+}
+
+/// The way to the engine thread.
+#[derive(Clone)]
+pub(crate) struct EngineHandle {
+    commands: Sender<Command>,
+    shared: Arc<Shared>,
+    next_id: Arc<AtomicU64>,
+    max_live_choices: usize,
+}
+
+impl EngineHandle {
+    /// Starts the engine thread.
+    ///
+    /// # Errors
+    /// The system gives no thread.
+    pub(crate) fn start(
+        core: Box<dyn Core>,
+        clock: Arc<dyn Clock>,
+        step_rows: usize,
+        max_live_choices: usize,
+    ) -> std::io::Result<(EngineHandle, EngineConfig, JoinHandle<()>)> {
+        let config = core.config().clone();
+        let (commands, inbox) = channel();
+        let shared = Arc::new(Shared {
+            snapshot: Mutex::new(Snapshot {
+                buckets: core.buckets(),
+                counters: core.counters(),
+            }),
+            metrics: Mutex::new(Metrics::new()),
+            live_choices: AtomicUsize::new(0),
+            dead: OnceLock::new(),
+            ring: StepRing::new(step_rows),
+        });
+        let live = LiveRequests::new(Arc::clone(&shared));
+        let engine = EngineLoop {
+            core,
+            inbox,
+            clock,
+            live,
+            shared: Arc::clone(&shared),
+        };
+        let thread = std::thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(|| engine.run())?;
+        let next_id = Arc::new(AtomicU64::new(0));
+        Ok((
+            EngineHandle {
+                commands,
+                shared,
+                next_id,
+                max_live_choices,
+            },
+            config,
+            thread,
+        ))
+    }
+
+    /// Sends the choices of one request; the answer arrives through the reader.
+    pub(crate) fn submit(
+        &self,
+        mut members: Vec<Member>,
+        streaming: bool,
+    ) -> Result<Reader, Failure> {
+        let choices = members.len();
+        if let Some(reason) = self.dead() {
+            return Err(Failure::Engine(reason.to_owned()));
+        }
+        let before = self
+            .shared
+            .live_choices
+            .fetch_add(choices, Ordering::Relaxed);
+        if before + choices > self.max_live_choices {
+            self.shared.released(choices);
+            return Err(Failure::Overloaded);
+        }
+        let first = self.next_id.fetch_add(choices as u64, Ordering::Relaxed);
+        for (member, id) in members.iter_mut().zip(first..) {
+            member.request.id = RequestId(id);
+        }
+        let collector = Arc::new(Collector::new(choices, streaming));
+        let ids = (first..first + choices as u64).map(RequestId);
+        let reader = Reader::new(&collector, self.clone(), ids);
+        if self
+            .commands
+            .send(Command::Add { members, collector })
+            .is_err()
+        {
+            self.shared.released(choices);
+            return Err(Failure::Engine("the engine has stopped".to_owned()));
+        }
+        Ok(reader)
+    }
+
+    /// Drops requests. A stopped engine has dropped them already.
+    pub(crate) fn abort(&self, ids: Vec<RequestId>) {
+        let _ = self.commands.send(Command::Abort(ids));
+    }
+
+    /// Ends every running request with the reason `abort`.
+    pub(crate) fn abort_all(&self) {
+        let _ = self.commands.send(Command::AbortAll);
+    }
+
+    /// Lets the engine thread end.
+    pub(crate) fn stop(&self) {
+        let _ = self.commands.send(Command::Stop);
+    }
+
+    /// Empties the prefix cache between two steps.
+    pub(crate) async fn reset_prefix_cache(&self) -> Result<bool, Failure> {
+        let (answer, answered) = oneshot::channel();
+        let gone = |()| Failure::Engine(self.dead().unwrap_or("the engine has stopped").to_owned());
+        self.commands
+            .send(Command::Reset(answer))
+            .map_err(|_| gone(()))?;
+        answered.await.map_err(|_| gone(()))
+    }
+
+    /// Why the engine is no longer usable, if so.
+    pub(crate) fn dead(&self) -> Option<&str> {
+        self.shared.dead.get().map(String::as_str)
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+}
+
+struct EngineLoop {
+    core: Box<dyn Core>,
+    inbox: Receiver<Command>,
+    clock: Arc<dyn Clock>,
+    live: LiveRequests,
+    shared: Arc<Shared>,
+}
+
+impl EngineLoop {
+    fn run(mut self) {
+        loop {
+            match catch_unwind(AssertUnwindSafe(|| self.turn())) {
+                Ok(true) => {}
+                Ok(false) => break,
+                Err(panic) => {
+                    let text = panic.downcast_ref::<&str>().map(|s| (*s).to_owned());
+                    let text = text.or_else(|| panic.downcast_ref::<String>().cloned());
+                    let text = text.unwrap_or_default();
+                    self.die(format!("the engine panicked: {text}"));
+                }
+            }
+        }
+        // Whoever still waits is told rather than left waiting.
+        self.live
+            .fail_all(&Failure::Engine("the server is shutting down".to_owned()));
+    }
+
+    /// Takes the commands that are there (waits for one when idle) and runs one step. False when
+    /// it is time to end.
+    fn turn(&mut self) -> bool {
+        if self.shared.dead.get().is_some() || !self.core.has_work() {
+            // An error means that no handle is left.
+            let Ok(command) = self.inbox.recv() else {
+                return false;
+            };
+            if !self.obey(command) {
+                return false;
+            }
+        }
+        while let Ok(command) = self.inbox.try_recv() {
+            if !self.obey(command) {
+                return false;
+            }
+        }
+        if self.shared.dead.get().is_none() {
+            self.shared.publish(&*self.core);
+            if self.core.has_work() {
+                self.step();
+            }
+        }
+        true
+    }
+
+    fn step(&mut self) {
+        match self.core.step(&*self.clock) {
+            Ok(step) => {
+                let now = self.clock.now();
+                self.shared.metrics().step();
+                // Who has read a token finds the state and the row of the step that made it.
+                self.shared.publish(&*self.core);
+                self.shared.ring.push(step.row);
+                self.live.deliver(step.events, now, &mut *self.core);
+            }
+            Err(failure) if failure.failed.is_empty() => {
+                self.die(format!("the engine failed: {failure}"));
+            }
+            Err(failure) => {
+                let reason = Failure::Engine(failure.message);
+                for id in failure.failed {
+                    self.live.fail(id, &reason);
+                }
+                self.shared.publish(&*self.core);
+            }
+        }
+    }
+
+    fn obey(&mut self, command: Command) -> bool {
+        if let Some(reason) = self.shared.dead.get() {
+            return self.obey_dead(command, reason.clone());
+        }
+        match command {
+            Command::Add { members, collector } => self.add(members, collector),
+            Command::Abort(ids) => {
+                let now = self.clock.now();
+                for id in ids {
+                    self.live.drop_one(id, now, &mut *self.core);
+                }
+            }
+            Command::Reset(answer) => {
+                let success = self.core.reset_prefix_cache();
+                // Whoever asked finds the state after the reset, and after what came before it.
+                self.shared.publish(&*self.core);
+                // The client may have gone; the cache is empty all the same.
+                let _ = answer.send(success);
+            }
+            Command::AbortAll => {
+                let now = self.clock.now();
+                self.live.abort_all(now, &mut *self.core);
+            }
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    fn obey_dead(&mut self, command: Command, reason: String) -> bool {
+        match command {
+            Command::Add { members, collector } => {
+                self.shared.released(members.len());
+                collector.fail(Failure::Engine(reason));
+            }
+            Command::Abort(_) | Command::AbortAll | Command::Reset(_) => {}
+            Command::Stop => return false,
+        }
+        true
+    }
+
+    /// A request is taken in whole or not at all.
+    fn add(&mut self, members: Vec<Member>, collector: Arc<Collector>) {
+        let mut requests = Vec::with_capacity(members.len());
+        for (choice, member) in members.into_iter().enumerate() {
+            self.live.insert(
+                &member.request,
+                choice,
+                member.output,
+                Arc::clone(&collector),
+            );
+            requests.push(member.request);
+        }
+        let ids: Vec<RequestId> = requests.iter().map(|request| request.id).collect();
+        for request in requests {
+            if let Err(refusal) = self.core.add(request) {
+                for id in ids {
+                    self.core.abort(id);
+                    self.live.forget(id);
+                }
+                collector.fail(Failure::Refused(refusal.0));
+                return;
+            }
+        }
+    }
+
+    fn die(&mut self, reason: String) {
+        let reason = self.shared.dead.get_or_init(|| reason).clone();
+        self.live.fail_all(&Failure::Engine(reason));
+    }
+}

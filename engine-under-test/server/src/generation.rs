@@ -1,0 +1,201 @@
+//! Running a request: choices in, pieces out, and the token counts that go with them.
+
+use pb_contract::wire::{PromptTokensDetails, Usage};
+use pb_contract::{EngineRequest, FinishReason, Nanos, RequestId, SamplingParams};
+
+use crate::app::{App, PromptInput};
+use crate::collector::{Failure, Finish, Piece, Reader};
+use crate::engine::Member;
+use crate::error::ApiError;
+use crate::job::Common;
+use crate::output::OutputState;
+
+/// The choices of one request while they are generated. Choice `i` belongs to prompt `i / n`.
+pub(crate) struct Generation {
+    reader: Reader,
+    n: usize,
+    /// Prompt tokens by prompt.
+    prompt_tokens: Vec<u32>,
+    /// Prompt tokens from the cache by prompt, as its first choice found them.
+    cached_tokens: Vec<u32>,
+    /// Output tokens by choice.
+    output_tokens: Vec<u32>,
+    open: usize,
+    /// Leave the output out: only the prompt was asked for.
+    prompt_only: bool,
+}
+
+/// What the request leaves open about its length.
+pub(crate) struct Length {
+    /// Output tokens when the request does not say; none means as many as there is room for.
+    pub(crate) default: Option<u32>,
+    /// Only the prompt was asked for.
+    pub(crate) prompt_only: bool,
+}
+
+impl Generation {
+    /// Checks the prompts against the model's limits and sends the choices to the engine.
+    pub(crate) fn start(
+        app: &App,
+        prompts: &[PromptInput],
+        common: &Common,
+        length: &Length,
+        arrival: Nanos,
+    ) -> Result<Self, ApiError> {
+        app.check_vocabulary("stop_token_ids", &common.params.stop_token_ids)?;
+        let mut members = Vec::with_capacity(prompts.len().saturating_mul(common.n));
+        for prompt in prompts {
+            let max_tokens =
+                app.output_room(prompt.ids.len(), common.max_tokens, length.default)?;
+            let min_tokens = common.params.min_tokens;
+            if min_tokens > max_tokens {
+                let message = format!(
+                    "min_tokens must be less than or equal to max_tokens={max_tokens}, got \
+                     {min_tokens}. (parameter=min_tokens, value={min_tokens})"
+                );
+                return Err(ApiError::field("min_tokens", message));
+            }
+            for choice in 0..common.n {
+                members.push(member(app, prompt, common, max_tokens, choice, arrival));
+            }
+        }
+        let count = |prompt: &PromptInput| u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX);
+        let open = members.len();
+        Ok(Generation {
+            reader: app.engine.submit(members, common.stream)?,
+            n: common.n,
+            prompt_tokens: prompts.iter().map(count).collect(),
+            cached_tokens: vec![0; prompts.len()],
+            output_tokens: vec![0; open],
+            open,
+            prompt_only: length.prompt_only,
+        })
+    }
+
+    /// The prompt of a choice.
+    pub(crate) fn prompt_of(&self, choice: usize) -> usize {
+        choice / self.n
+    }
+
+    /// Waits for news; none when every choice has ended.
+    pub(crate) async fn next(&mut self) -> Option<Result<Vec<(usize, Piece)>, Failure>> {
+        if self.open == 0 {
+            return None;
+        }
+        let mut pieces = match self.reader.next().await {
+            Ok(pieces) => pieces,
+            Err(failure) => return Some(Err(failure)),
+        };
+        for (choice, piece) in &mut pieces {
+            if self.prompt_only {
+                hide_output(piece);
+            }
+            if let Some(cached) = piece.cached_tokens
+                && choice.is_multiple_of(self.n)
+            {
+                self.cached_tokens[*choice / self.n] = cached;
+            }
+            let tokens = u32::try_from(piece.tokens.len()).unwrap_or(u32::MAX);
+            self.output_tokens[*choice] = self.output_tokens[*choice].saturating_add(tokens);
+            self.open -= usize::from(piece.finish.is_some());
+        }
+        Some(Ok(pieces))
+    }
+
+    /// Waits for the end; one piece a choice.
+    pub(crate) async fn finish(&mut self) -> Result<Vec<Piece>, Failure> {
+        let mut whole: Vec<Piece> = self
+            .output_tokens
+            .iter()
+            .map(|_| Piece::default())
+            .collect();
+        while let Some(news) = self.next().await {
+            for (choice, piece) in news? {
+                whole[choice] = piece;
+            }
+        }
+        Ok(whole)
+    }
+
+    /// Token counts of the whole request: a prompt counts once however many choices it has.
+    pub(crate) fn usage(&self) -> Usage {
+        let sum = |counts: &[u32]| counts.iter().fold(0u32, |a, &b| a.saturating_add(b));
+        usage(
+            sum(&self.prompt_tokens),
+            sum(&self.output_tokens),
+            sum(&self.cached_tokens),
+        )
+    }
+
+    /// Token counts of one choice so far.
+    pub(crate) fn choice_usage(&self, choice: usize) -> Usage {
+        let prompt = self.prompt_of(choice);
+        let cached = self.cached_tokens[prompt];
+        usage(
+            self.prompt_tokens[prompt],
+            self.output_tokens[choice],
+            cached,
+        )
+    }
+
+    /// Token counts of a choice before its first token.
+    pub(crate) fn opening_usage(&self, choice: usize) -> Usage {
+        let prompt = self.prompt_of(choice);
+        usage(self.prompt_tokens[prompt], 0, self.cached_tokens[prompt])
+    }
+}
+
+fn member(
+    app: &App,
+    prompt: &PromptInput,
+    common: &Common,
+    max_tokens: u32,
+    choice: usize,
+    arrival: Nanos,
+) -> Member {
+    let sampling = SamplingParams {
+        max_tokens,
+        // As in vLLM, the choices of a seeded request use successive seeds.
+        seed: common
+            .params
+            .seed
+            .map(|seed| seed.wrapping_add(choice as u64)),
+        ..common.params.clone()
+    };
+    let request = EngineRequest {
+        id: RequestId(0),
+        prompt: prompt.ids.clone(),
+        sampling,
+        cache_salt: common.cache_salt.clone(),
+        arrival,
+    };
+    let detokenizer = app.text().detokenizer();
+    let output = OutputState::new(detokenizer, common.stop.clone(), common.params.min_tokens);
+    Member { request, output }
+}
+
+/// The one token that is computed for its prompt's sake is not part of the answer.
+fn hide_output(piece: &mut Piece) {
+    piece.text.clear();
+    piece.tokens.clear();
+    piece.logprobs.clear();
+    if let Some(finish) = &mut piece.finish
+        && finish.reason == FinishReason::Stop
+    {
+        *finish = Finish {
+            reason: FinishReason::Length,
+            cause: None,
+        };
+    }
+}
+
+fn usage(prompt_tokens: u32, completion_tokens: u32, cached_tokens: u32) -> Usage {
+    Usage {
+        prompt_tokens,
+        total_tokens: prompt_tokens.saturating_add(completion_tokens),
+        completion_tokens,
+        prompt_tokens_details: Some(PromptTokensDetails {
+            cached_tokens: Some(cached_tokens),
+        }),
+    }
+}

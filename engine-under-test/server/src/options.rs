@@ -1,0 +1,75 @@
+//! What the caller chooses about the server, as against what it chooses about the engine.
+
+use std::fmt;
+use std::net::{IpAddr, Ipv4Addr};
+
+use pb_contract::Nanos;
+
+/// How to serve.
+#[derive(Clone)]
+pub struct ServerOptions {
+    /// Address to listen on; loopback by default.
+    pub host: IpAddr,
+    /// Port to listen on; 0 chooses a free one.
+    pub port: u16,
+    /// Name that requests call the model by.
+    pub model_name: String,
+    /// When set, every path but `/health` wants `Authorization: Bearer KEY`.
+    pub api_key: Option<String>,
+    /// Largest request body.
+    pub body_limit_bytes: usize,
+    /// Most candidates that `logprobs` and its kin may ask for.
+    pub max_logprobs: u32,
+    /// Most choices of one request (prompts times `n`).
+    pub max_choices: usize,
+    /// Choices in flight beyond which requests are turned away with 503.
+    pub max_live_choices: usize,
+    /// Step rows kept for `/steps/stream`.
+    pub step_rows: usize,
+    /// How long running requests may go on after the shutdown signal.
+    pub grace: Nanos,
+    /// Calendar time at the start, in Unix seconds; the caller reads the calendar so that this
+    /// crate does not have to.
+    pub unix_at_start_s: u64,
+    /// Seed of the response ids.
+    pub id_seed: u64,
+}
+
+impl Default for ServerOptions {
+    fn default() -> Self {
+        ServerOptions {
+            host: IpAddr::V4(Ipv4Addr::LOCALHOST),
+            port: 0,
+            model_name: "model".to_owned(),
+            api_key: None,
+            body_limit_bytes: 32 << 20,
+            max_logprobs: 20,
+            max_choices: 256,
+            max_live_choices: 4096,
+            step_rows: 65_536,
+            grace: Nanos::from_secs(10),
+            unix_at_start_s: 0,
+            id_seed: 0,
+        }
+    }
+}
+
+/// The key itself is left out: options end up in logs.
+impl fmt::Debug for ServerOptions {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ServerOptions")
+            .field("host", &self.host)
+            .field("port", &self.port)
+            .field("model_name", &self.model_name)
+            .field("api_key_set", &self.api_key.is_some())
+            .field("body_limit_bytes", &self.body_limit_bytes)
+            .field("max_logprobs", &self.max_logprobs)
+            .field("max_choices", &self.max_choices)
+            .field("max_live_choices", &self.max_live_choices)
+            .field("step_rows", &self.step_rows)
+            .field("grace", &self.grace)
+            .field("unix_at_start_s", &self.unix_at_start_s)
+            .field("id_seed", &self.id_seed)
+            .finish()
+    }
+}

@@ -1,0 +1,269 @@
+//! Paths, authorisation, and the small endpoints.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::{Request, State};
+use axum::http::{StatusCode, header};
+use axum::middleware::{self, Next};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{get, post};
+use axum::{Json, Router};
+use bytes::Bytes;
+use futures_util::stream;
+use pb_contract::TokenId;
+use pb_contract::wire::DetokenizeResponse;
+use serde_json::{Map, Value, json};
+
+use crate::app::App;
+use crate::error::ApiError;
+use crate::metrics::Exposition;
+use crate::{body, chat, completions, job};
+
+/// Every path of the server.
+pub(crate) fn router(app: Arc<App>) -> Router {
+    Router::new()
+        .route("/v1/completions", post(completions::handle))
+        .route("/v1/chat/completions", post(chat::handle))
+        .route("/v1/models", get(models))
+        .route("/health", get(health))
+        .route("/metrics", get(metrics))
+        .route("/tokenize", post(tokenize))
+        .route("/detokenize", post(detokenize))
+        .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/server_info", get(server_info))
+        .route("/steps/stream", get(steps))
+        .fallback(async || ApiError::no_such_path())
+        .method_not_allowed_fallback(async || ApiError::wrong_method())
+        .layer(middleware::from_fn_with_state(Arc::clone(&app), authorize))
+        .with_state(app)
+}
+
+async fn authorize(State(app): State<Arc<App>>, request: Request, next: Next) -> Response {
+    if let Some(key) = &app.options.api_key
+        && request.uri().path() != "/health"
+    {
+        let given = request
+            .headers()
+            .get(header::AUTHORIZATION)
+            .map(|value| value.as_bytes());
+        let given = given.and_then(|value| value.strip_prefix(b"Bearer "));
+        if !given.is_some_and(|given| same(given, key.as_bytes())) {
+            return ApiError::unauthorized().into_response();
+        }
+    }
+    next.run(request).await
+}
+
+/// Equality that takes as long for a nearly right key as for a wrong one.
+fn same(a: &[u8], b: &[u8]) -> bool {
+    let differences = a
+        .iter()
+        .zip(b)
+        .fold(0, |differences, (x, y)| differences | (x ^ y));
+    a.len() == b.len() && std::hint::black_box(differences) == 0
+}
+
+async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let created = app.created();
+    Json(json!({
+        "object": "list",
+        "data": [{
+            "id": app.options.model_name,
+            "object": "model",
+            "created": created,
+            "owned_by": "prefillbench",
+            "root": app.assets.root,
+            "parent": null,
+            "max_model_len": app.config.max_model_len,
+            "permission": [{
+                "id": app.new_id("modelperm"),
+                "object": "model_permission",
+                "created": created,
+                "allow_create_engine": false,
+                "allow_sampling": true,
+                "allow_logprobs": true,
+                "allow_search_indices": false,
+                "allow_view": true,
+                "allow_fine_tuning": false,
+                "organization": "*",
+                "group": null,
+                "is_blocking": false,
+            }],
+        }],
+    }))
+}
+
+async fn health(State(app): State<Arc<App>>) -> Response {
+    match app.engine.dead() {
+        Some(reason) => ApiError::unavailable(reason).into_response(),
+        None => StatusCode::OK.into_response(),
+    }
+}
+
+async fn metrics(State(app): State<Arc<App>>) -> Response {
+    let shared = app.engine.shared();
+    let snapshot = shared.snapshot();
+    let metrics = shared.metrics().clone();
+    let page = Exposition {
+        model_name: &app.options.model_name,
+        config: &app.config,
+        metrics: &metrics,
+        counters: snapshot.counters,
+        buckets: snapshot.buckets,
+    };
+    let kind = [(
+        header::CONTENT_TYPE,
+        "text/plain; version=1.0.0; charset=utf-8",
+    )];
+    (kind, page.render()).into_response()
+}
+
+async fn reset_prefix_cache(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let success = app.engine.reset_prefix_cache().await?;
+    Ok(Json(json!({ "success": success })))
+}
+
+async fn server_info(State(app): State<Arc<App>>) -> Json<Value> {
+    Json(json!({
+        "name": "prefillbench",
+        "version": env!("CARGO_PKG_VERSION"),
+        "model_name": app.options.model_name,
+        "max_model_len": app.config.max_model_len,
+        "config": app.config,
+        "model": app.assets.receipt,
+    }))
+}
+
+/// The fields of a small body.
+async fn small_body(app: &App, request: Request) -> Result<Map<String, Value>, ApiError> {
+    let bytes = body::read(request, app.options.body_limit_bytes).await?;
+    let fields: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| {
+        ApiError::bad_request(format!("The request body is not valid: {error}"))
+    })?;
+    match fields.get("model") {
+        None | Some(Value::Null) => {}
+        Some(Value::String(model)) => app.check_model(Some(model))?,
+        Some(other) => return Err(ApiError::value("model", "model must be a string", other)),
+    }
+    Ok(fields)
+}
+
+fn flag(fields: &Map<String, Value>, name: &str) -> Result<Option<bool>, ApiError> {
+    match fields.get(name) {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::Bool(flag)) => Ok(Some(*flag)),
+        Some(other) => Err(ApiError::value(
+            name,
+            &format!("{name} must be true or false"),
+            other,
+        )),
+    }
+}
+
+/// Tokens of a text, or of a conversation through the chat template.
+async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
+    let fields = small_body(&app, request).await?;
+    let add_special = flag(&fields, "add_special_tokens")?;
+    let add_generation_prompt = flag(&fields, "add_generation_prompt")?.unwrap_or(true);
+    let with_strings = flag(&fields, "return_token_strs")?.unwrap_or(false);
+    let shared = Arc::clone(&app);
+    let work = move || {
+        let model = shared.text();
+        let (text, special) = match (fields.get("prompt"), fields.get("messages")) {
+            (Some(Value::String(text)), _) => (text.clone(), add_special.unwrap_or(true)),
+            (None, Some(messages)) => {
+                let turns = job::parse_turns(messages.as_array())?;
+                let text = model.render_chat(&turns, add_generation_prompt);
+                let text = text.map_err(|e| ApiError::field("messages", e.to_string()))?;
+                (text, add_special.unwrap_or(false))
+            }
+            _ => return Err(ApiError::field("prompt", "prompt must be a string")),
+        };
+        let tokens = model.encode(&text, special);
+        let tokens = tokens.map_err(|e| ApiError::field("prompt", e.to_string()))?;
+        let strings: Option<Vec<String>> =
+            with_strings.then(|| tokens.iter().map(|&id| model.token_text(id)).collect());
+        Ok((tokens, strings))
+    };
+    let (tokens, strings) = app.blocking(work).await?;
+    Ok(Json(json!({
+        "count": tokens.len(),
+        "max_model_len": app.config.max_model_len,
+        "tokens": tokens,
+        "token_strs": strings,
+    })))
+}
+
+async fn detokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<DetokenizeResponse>, ApiError> {
+    let fields = small_body(&app, request).await?;
+    let wrong = || ApiError::field("tokens", "tokens must be a list of token ids");
+    let tokens = fields
+        .get("tokens")
+        .and_then(Value::as_array)
+        .ok_or_else(wrong)?;
+    let id = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
+    let ids: Option<Vec<TokenId>> = tokens.iter().map(id).collect();
+    let ids = ids.ok_or_else(wrong)?;
+    app.check_vocabulary("tokens", &ids)?;
+    let text = app.text().decode(&ids);
+    let prompt = text.map_err(|error| ApiError::field("tokens", error.to_string()))?;
+    Ok(Json(DetokenizeResponse { prompt }))
+}
+
+/// Step rows as they come, one JSON object a line, from step `from` on. A line
+/// `{"dropped":k}` stands where `k` rows were gone before they could be read.
+async fn steps(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
+    let from = from_query(request.uri().query().unwrap_or_default())?;
+    let rows = app.engine.shared().ring.watch();
+    let state = (app.draining.clone(), rows, from, app);
+    let chunks = stream::unfold(state, |(mut draining, mut rows, from, app)| async move {
+        loop {
+            rows.borrow_and_update();
+            let read = app.engine.shared().ring.read(from);
+            if !read.rows.is_empty() {
+                let bytes = Bytes::from(step_lines(read.dropped, &read.rows));
+                return Some((
+                    Ok::<Bytes, Infallible>(bytes),
+                    (draining, rows, read.next, app),
+                ));
+            }
+            if *draining.borrow_and_update() || app.engine.dead().is_some() {
+                return None;
+            }
+            tokio::select! {
+                changed = rows.changed() => changed.ok()?,
+                changed = draining.changed() => changed.ok()?,
+            }
+        }
+    });
+    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
+    Ok((kind, Body::from_stream(chunks)).into_response())
+}
+
+fn step_lines(dropped: u64, rows: &[pb_contract::StepRow]) -> Vec<u8> {
+    let mut lines = Vec::new();
+    if dropped > 0 {
+        lines.extend_from_slice(format!("{{\"dropped\":{dropped}}}\n").as_bytes());
+    }
+    for row in rows {
+        // OK because a Vec takes every write and a row has string keys only.
+        serde_json::to_writer(&mut lines, row).unwrap();
+        lines.push(b'\n');
+    }
+    lines
+}
+
+fn from_query(query: &str) -> Result<u64, ApiError> {
+    let value = query.split('&').find_map(|pair| pair.strip_prefix("from="));
+    match value {
+        None => Ok(0),
+        Some(value) => value.parse().map_err(|_| {
+            ApiError::value("from", "from must be a step number", &Value::from(value))
+        }),
+    }
+}

@@ -1,0 +1,15 @@
+//! The server over real sockets, with a scripted core and a made-up vocabulary: what is tested
+//! here is the protocol, not a model.
+
+mod auth;
+mod client;
+mod errors;
+mod fake_core;
+mod fake_text;
+mod lifecycle;
+mod metrics_page;
+mod options;
+mod real_engine;
+mod recorded;
+mod recordings;
+mod setup;

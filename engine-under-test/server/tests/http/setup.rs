@@ -1,0 +1,75 @@
+//! Starting and stopping a server around a test.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use pb_contract::WallClock;
+use pb_server::{Core, ModelAssets, ServeError, ServerOptions, serve};
+use serde_json::json;
+use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
+
+use crate::fake_core::FakeCore;
+use crate::fake_text::FakeText;
+
+pub(crate) struct Server {
+    pub(crate) addr: SocketAddr,
+    stop: Option<oneshot::Sender<()>>,
+    task: JoinHandle<Result<(), ServeError>>,
+}
+
+pub(crate) fn options() -> ServerOptions {
+    ServerOptions {
+        model_name: "smollm2".to_owned(),
+        unix_at_start_s: 1_795_968_500,
+        ..ServerOptions::default()
+    }
+}
+
+pub(crate) async fn start(core: FakeCore, text: FakeText, options: ServerOptions) -> Server {
+    let assets = ModelAssets {
+        text: Arc::new(text),
+        root: "fake".to_owned(),
+        receipt: json!({ "sha256": "00" }),
+    };
+    start_with(Box::new(core), assets, options).await
+}
+
+pub(crate) async fn start_with(
+    core: Box<dyn Core>,
+    assets: ModelAssets,
+    options: ServerOptions,
+) -> Server {
+    let (ready, address) = oneshot::channel();
+    let (stop, stopped) = oneshot::channel();
+    let task = tokio::spawn(serve(
+        core,
+        assets,
+        Arc::new(WallClock),
+        options,
+        |addr| ready.send(addr).unwrap(),
+        async { drop(stopped.await) },
+    ));
+    Server {
+        addr: address.await.unwrap(),
+        stop: Some(stop),
+        task,
+    }
+}
+
+impl Server {
+    /// Gives the shutdown signal.
+    pub(crate) fn signal(&mut self) {
+        drop(self.stop.take());
+    }
+
+    /// Waits for the end of serving.
+    pub(crate) async fn ended(self) {
+        self.task.await.unwrap().unwrap();
+    }
+
+    pub(crate) async fn shut_down(mut self) {
+        self.signal();
+        self.ended().await;
+    }
+}

@@ -1,0 +1,437 @@
+//! The command line as typed. Nothing here reads a file or the machine.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use pb_contract::{KvDtype, Numerics, PrefixCacheKind};
+
+use crate::size::ByteSize;
+
+/// Measures chunked prefill and prefix caching in LLM serving, and says how sure it is.
+#[derive(Debug, Parser)]
+#[command(version, about, long_about = None, max_term_width = 100, after_help = EXAMPLES)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) verb: Verb,
+}
+
+const EXAMPLES: &str = "Examples:
+  prefillbench quickstart                      chunked against monolithic prefill, real model
+  prefillbench quickstart --aa                 the same engine twice: must claim no difference
+  prefillbench serve --model smollm2-135m      an OpenAI-compatible server on 127.0.0.1:8000
+  prefillbench validate --model synthetic      does chunking or caching change the logits?
+  prefillbench calc chunks --budget 512 --decodes 4 --prompt 2048
+  prefillbench report results/RUN              render a run again, finished or not
+
+Exit codes: 0 pass, 1 a check failed, 2 bad usage or unreadable input, 3 inconclusive or void.";
+
+/// The verbs.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Verb {
+    /// Chunked against monolithic prefill on a real model, with numerics and a report.
+    Quickstart(QuickstartArgs),
+    /// Get, make or inspect a model.
+    Model(ModelArgs),
+    /// Serve a model over the OpenAI-compatible HTTP interface.
+    Serve(ServeArgs),
+    /// Check that chunking and prefix caching do not change the logits.
+    Validate(ValidateArgs),
+    /// Print the arithmetic of chunking, prefix reuse and KV transfer.
+    Calc(CalcArgs),
+    /// Render a run directory again, finished or interrupted.
+    Report(ReportArgs),
+    /// Print a shell completion script.
+    Completions(CompletionsArgs),
+}
+
+/// Arguments of `quickstart`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  prefillbench quickstart
+  prefillbench quickstart --model ./my-llama.gguf --blocks 8
+  prefillbench quickstart --aa --skip-numerics")]
+pub(crate) struct QuickstartArgs {
+    /// Model: `smollm2-135m`, `synthetic`, a GGUF file or a Hugging Face directory.
+    #[arg(long, default_value = "smollm2-135m")]
+    pub(crate) model: String,
+    /// Run directory to create; default: results/quickstart-TIME.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
+    /// Seed of every random stream of the run.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Matched blocks: in each, both arms run the same schedule.
+    #[arg(long, default_value_t = 6)]
+    pub(crate) blocks: u32,
+    /// Compute threads of each engine; default: one core is left to the load driver.
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Token budget of the chunked arm.
+    #[arg(long, default_value_t = 128)]
+    pub(crate) budget: usize,
+    /// Run the monolithic configuration in both arms: a difference claimed then is false.
+    #[arg(long)]
+    pub(crate) aa: bool,
+    /// Leave out the check of the logits.
+    #[arg(long)]
+    pub(crate) skip_numerics: bool,
+    /// Shorter blocks: for a smoke test, not for a result.
+    #[arg(long)]
+    pub(crate) smoke: bool,
+    /// Print the verdict as one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `model`.
+#[derive(Debug, Args)]
+pub(crate) struct ModelArgs {
+    /// What to do with a model.
+    #[command(subcommand)]
+    pub(crate) action: ModelAction,
+}
+
+/// Actions of `model`.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelAction {
+    /// Download a model into the cache directory.
+    Fetch {
+        /// Name: `smollm2-135m`.
+        name: String,
+        /// Print one JSON document.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a generated model as safetensors that transformers can load.
+    Synth {
+        /// Directory to create.
+        dir: PathBuf,
+        /// Size.
+        #[arg(long, value_enum, default_value_t = SynthSize::Tiny)]
+        size: SynthSize,
+        /// Kind of weights: `sharp` shows positional faults, `hf-init` hides them.
+        #[arg(long, value_enum, default_value_t = SynthKind::Sharp)]
+        kind: SynthKind,
+        /// Seed.
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+    },
+    /// Print what a model file holds.
+    Info {
+        /// GGUF file, Hugging Face directory or a name.
+        model: String,
+        /// Print one JSON document.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Write a model as a bf16 GGUF file.
+    ExportBf16 {
+        /// GGUF file or a name.
+        model: String,
+        /// File to create.
+        out: PathBuf,
+    },
+}
+
+/// Sizes of generated models.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SynthSize {
+    /// Two layers.
+    Tiny,
+    /// Four layers.
+    Small,
+}
+
+/// Kinds of generated weights.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum SynthKind {
+    /// Standard deviation 1/sqrt(fan-in), doubled on q, k and the head.
+    Sharp,
+    /// Standard deviation 0.02 everywhere.
+    HfInit,
+}
+
+/// `on` or `off`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
+/// Arithmetic of the forward pass, as typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum NumericsArg {
+    /// f64 throughout.
+    F64,
+    /// f32, bit-identical for every chunking, batch and thread count.
+    Exact,
+    /// bf16 weights, fastest kernels.
+    Fast,
+}
+
+impl From<NumericsArg> for Numerics {
+    fn from(arg: NumericsArg) -> Self {
+        match arg {
+            NumericsArg::F64 => Numerics::F64,
+            NumericsArg::Exact => Numerics::Exact,
+            NumericsArg::Fast => Numerics::Fast,
+        }
+    }
+}
+
+/// Prefix cache, as typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum PrefixCacheArg {
+    /// Nothing is reused.
+    None,
+    /// Full blocks by a chain of block hashes.
+    HashChain,
+}
+
+impl From<PrefixCacheArg> for PrefixCacheKind {
+    fn from(arg: PrefixCacheArg) -> Self {
+        match arg {
+            PrefixCacheArg::None => PrefixCacheKind::None,
+            PrefixCacheArg::HashChain => PrefixCacheKind::HashChain,
+        }
+    }
+}
+
+/// KV element type, as typed.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum KvDtypeArg {
+    /// 4 bytes an element.
+    F32,
+    /// 2 bytes an element.
+    Bf16,
+}
+
+impl From<KvDtypeArg> for KvDtype {
+    fn from(arg: KvDtypeArg) -> Self {
+        match arg {
+            KvDtypeArg::F32 => KvDtype::F32,
+            KvDtypeArg::Bf16 => KvDtype::Bf16,
+        }
+    }
+}
+
+/// Arguments of `serve`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  prefillbench serve --model smollm2-135m
+  prefillbench serve --model synthetic --numerics exact --port 0
+  prefillbench serve --model ./model.gguf --max-batched-tokens 256 --prefix-cache none
+
+One line with the address is printed when the server is ready; port 0 chooses a free one.")]
+pub(crate) struct ServeArgs {
+    /// Model: `smollm2-135m`, `synthetic`, a GGUF file or a Hugging Face directory.
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Address to listen on.
+    #[arg(long, default_value = "127.0.0.1")]
+    pub(crate) host: std::net::IpAddr,
+    /// Port to listen on; 0 chooses one.
+    #[arg(long, default_value_t = 8000)]
+    pub(crate) port: u16,
+    /// Name that requests use for the model; default: the model's own.
+    #[arg(long)]
+    pub(crate) served_model_name: Option<String>,
+    /// Arithmetic.
+    #[arg(long, value_enum, default_value_t = NumericsArg::Fast)]
+    pub(crate) numerics: NumericsArg,
+    /// KV element type (f64 numerics keep an f64 cache).
+    #[arg(long, value_enum, default_value_t = KvDtypeArg::F32)]
+    pub(crate) kv_dtype: KvDtypeArg,
+    /// Compute threads; default: all cores.
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Token budget of a step; default: 512, or the whole context with chunking off.
+    #[arg(long)]
+    pub(crate) max_batched_tokens: Option<usize>,
+    /// Sequences that may run at once.
+    #[arg(long, default_value_t = 64)]
+    pub(crate) max_num_seqs: usize,
+    /// Cut prompts into chunks.
+    #[arg(long, value_enum, default_value_t = Switch::On)]
+    pub(crate) chunked: Switch,
+    /// Prefix cache.
+    #[arg(long, value_enum, default_value_t = PrefixCacheArg::HashChain)]
+    pub(crate) prefix_cache: PrefixCacheArg,
+    /// Tokens in a KV block.
+    #[arg(long, default_value_t = 16)]
+    pub(crate) block_size: usize,
+    /// Blocks in the KV pool; default: from --kv-bytes.
+    #[arg(long, conflicts_with = "kv_bytes")]
+    pub(crate) num_blocks: Option<usize>,
+    /// Size of the KV pool, for example 512MiB or 2GiB.
+    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
+    pub(crate) kv_bytes: ByteSize,
+    /// Longest prompt plus output; default: the model's context.
+    #[arg(long)]
+    pub(crate) max_model_len: Option<usize>,
+    /// Environment variable that holds the API key that clients must send.
+    #[arg(long, value_name = "VAR")]
+    pub(crate) api_key_env: Option<String>,
+    /// Seed for requests that name none.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) seed: u64,
+    /// Stop when standard input closes, so that no server outlives its harness.
+    #[arg(long, hide = true)]
+    pub(crate) until_stdin_closes: bool,
+}
+
+/// Arguments of `validate`.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  prefillbench validate --model smollm2-135m
+  prefillbench validate --model synthetic --prompts 16 --json")]
+pub(crate) struct ValidateArgs {
+    /// Model: `smollm2-135m`, `synthetic`, a GGUF file or a Hugging Face directory.
+    #[arg(long)]
+    pub(crate) model: String,
+    /// Prompts, the units of the statistics.
+    #[arg(long, default_value_t = 8)]
+    pub(crate) prompts: usize,
+    /// Tokens in each prompt.
+    #[arg(long, default_value_t = 83)]
+    pub(crate) prompt_len: usize,
+    /// Compute threads; default: all cores.
+    #[arg(long)]
+    pub(crate) threads: Option<usize>,
+    /// Seed of the choice of prompts.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) seed: u64,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `calc`.
+#[derive(Debug, Args)]
+pub(crate) struct CalcArgs {
+    /// What to compute.
+    #[command(subcommand)]
+    pub(crate) what: CalcWhat,
+}
+
+/// Calculations.
+#[derive(Debug, Subcommand)]
+pub(crate) enum CalcWhat {
+    /// Chunks of a prompt under a token budget.
+    Chunks {
+        /// Token budget of a step.
+        #[arg(long)]
+        budget: usize,
+        /// Active decodes, one token each.
+        #[arg(long, default_value_t = 0)]
+        decodes: usize,
+        /// Prompt length in tokens.
+        #[arg(long)]
+        prompt: usize,
+        /// Largest chunk, beside the budget.
+        #[arg(long)]
+        chunk: Option<usize>,
+        /// Print one JSON document.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Work that a cached prefix avoids.
+    Prefix {
+        /// Prompt length in tokens.
+        #[arg(long)]
+        prompt: u64,
+        /// Tokens of the prompt that an earlier one shares.
+        #[arg(long)]
+        shared: u64,
+        /// Tokens in a KV block.
+        #[arg(long, default_value_t = 16)]
+        block_size: u64,
+        /// Print one JSON document.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Floating-point work and the compute or bandwidth bound of a step.
+    Flops {
+        /// Tokens computed.
+        #[arg(long)]
+        tokens: u64,
+        /// Active parameters, for example 8e9.
+        #[arg(long)]
+        parameters: f64,
+        /// Bytes of one weight.
+        #[arg(long, default_value_t = 2.0)]
+        bytes_per_weight: f64,
+        /// Memory bandwidth in bytes per second, for example 3.35e12.
+        #[arg(long, default_value_t = 3.35e12)]
+        bandwidth: f64,
+        /// Peak arithmetic in FLOP per second, for example 989e12.
+        #[arg(long, default_value_t = 989e12)]
+        peak: f64,
+        /// Output width of the linear layer for its intensity.
+        #[arg(long, default_value_t = 4096)]
+        width: u64,
+        /// Print one JSON document.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Size of the KV cache.
+    Kv(KvShapeArgs),
+    /// Ideal time to move the KV cache, in bulk and layer by layer.
+    Transfer {
+        /// Shape of the cache.
+        #[command(flatten)]
+        shape: KvShapeArgs,
+        /// Link speed in bytes per second, for example 12.5e9 for 100 Gb/s.
+        #[arg(long, default_value_t = 12.5e9)]
+        link: f64,
+        /// Prefill time of one layer in milliseconds, to judge layer-wise streaming.
+        #[arg(long)]
+        layer_ms: Option<f64>,
+    },
+}
+
+/// The shape of a KV cache.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct KvShapeArgs {
+    /// Decoder layers.
+    #[arg(long)]
+    pub(crate) layers: u64,
+    /// Key/value heads (not query heads).
+    #[arg(long)]
+    pub(crate) kv_heads: u64,
+    /// Width of a head.
+    #[arg(long)]
+    pub(crate) d_head: u64,
+    /// Bytes of one element.
+    #[arg(long, default_value_t = 2)]
+    pub(crate) bytes: u64,
+    /// Tokens.
+    #[arg(long)]
+    pub(crate) tokens: u64,
+    /// Print one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `report`.
+#[derive(Debug, Args)]
+pub(crate) struct ReportArgs {
+    /// Run directory.
+    pub(crate) run: PathBuf,
+    /// Print the verdict as one JSON document.
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+/// Arguments of `completions`.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:
+  prefillbench completions bash > ~/.local/share/bash-completion/completions/prefillbench")]
+pub(crate) struct CompletionsArgs {
+    /// Shell.
+    #[arg(value_enum)]
+    pub(crate) shell: clap_complete::Shell,
+}

@@ -1,0 +1,53 @@
+//! Progress for people, on standard error.
+//!
+//! On a terminal a spinner shows what is being done and for how long; elsewhere one line is
+//! written when a phase begins, so that a log stays readable.
+
+use std::io::IsTerminal;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// One phase after another.
+pub(crate) struct Progress {
+    bar: Option<ProgressBar>,
+}
+
+impl Progress {
+    /// A display that fits where standard error goes.
+    pub(crate) fn new() -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Progress { bar: None };
+        }
+        let bar = ProgressBar::new_spinner();
+        // OK because the template is a constant with no unknown key.
+        let style = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}").unwrap();
+        bar.set_style(style);
+        bar.enable_steady_tick(Duration::from_millis(120));
+        Progress { bar: Some(bar) }
+    }
+
+    /// Begins a phase.
+    pub(crate) fn phase(&self, message: impl Into<String>) {
+        let message = message.into();
+        match &self.bar {
+            Some(bar) => bar.set_message(message),
+            None => eprintln!("{message}"),
+        }
+    }
+
+    /// Says something that stays on the screen.
+    pub(crate) fn note(&self, message: impl AsRef<str>) {
+        match &self.bar {
+            Some(bar) => bar.println(message.as_ref()),
+            None => eprintln!("{}", message.as_ref()),
+        }
+    }
+
+    /// Takes the display away.
+    pub(crate) fn clear(&self) {
+        if let Some(bar) = &self.bar {
+            bar.finish_and_clear();
+        }
+    }
+}

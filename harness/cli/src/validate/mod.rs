@@ -1,0 +1,226 @@
+//! Do chunking and prefix reuse change the logits?
+//!
+//! Two tiers. T0 runs the exact mode: every variant must give the monolithic pass's bits. T1
+//! runs the fast mode, whose order of summation does depend on the shape: its errors against an
+//! f64 reference on the same rounded weights must not be larger chunked than monolithic, by the
+//! rules of `pb_judge::numerics`. Then a fault is planted and both tiers must reject it: a check
+//! that cannot fail is no check.
+
+mod capture;
+mod scores;
+pub(crate) mod table;
+
+use std::sync::Arc;
+
+use anyhow::{Result, ensure};
+use pb_contract::{Fault, Numerics, Stream, TokenId};
+use pb_core::EngineParts;
+use pb_judge::numerics::{BitDifference, ConfigVerdict};
+use pb_model::forward::round_matrices_to_bf16;
+use pb_workloads::PROSE;
+use serde::Serialize;
+
+use crate::model_source::Obtained;
+use crate::progress::Progress;
+use capture::{BLOCK_SIZE, Captured, Subject, Variant};
+use scores::Scores;
+
+/// What is checked.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub(crate) struct ValidateSettings {
+    /// Prompts: the units of the statistics.
+    pub(crate) prompts: usize,
+    /// Tokens in each.
+    pub(crate) prompt_len: usize,
+    /// Compute threads.
+    pub(crate) threads: usize,
+    /// Seed of the choice of prompts.
+    pub(crate) seed: u64,
+}
+
+/// Bits of one variant of the exact mode against its monolithic pass.
+#[derive(Debug, Serialize)]
+pub(crate) struct BitCheck {
+    /// Name of the variant.
+    pub(crate) config: String,
+    /// What differs.
+    pub(crate) bits: BitDifference,
+}
+
+/// A planted fault and whether a tier noticed it.
+#[derive(Debug, Serialize)]
+pub(crate) struct FaultCheck {
+    /// The fault and the variant that it was planted in.
+    pub(crate) label: String,
+    /// Whether the check rejected it.
+    pub(crate) rejected: bool,
+    /// What the check said.
+    pub(crate) evidence: String,
+}
+
+/// Everything that was found.
+#[derive(Debug, Serialize)]
+pub(crate) struct Validation {
+    /// T0.
+    pub(crate) bits: Vec<BitCheck>,
+    /// T1.
+    pub(crate) tolerance: Vec<ConfigVerdict>,
+    /// Planted faults.
+    pub(crate) faults: Vec<FaultCheck>,
+}
+
+impl Validation {
+    /// 0 when every clean variant passes and every fault is rejected, 1 when one does not, 3
+    /// when the data cannot tell.
+    pub(crate) fn exit_code(&self) -> u8 {
+        let clean = self.bits.iter().map(|b| b.bits.verdict().exit_code());
+        let tolerance = self.tolerance.iter().map(|t| t.verdict.exit_code());
+        let faults = self.faults.iter().map(|f| u8::from(!f.rejected));
+        let codes: Vec<u8> = clean.chain(tolerance).chain(faults).collect();
+        match codes {
+            c if c.contains(&1) || c.is_empty() => 1,
+            c if c.contains(&3) => 3,
+            _ => 0,
+        }
+    }
+}
+
+/// The variants for prompts of `n` tokens.
+fn variants(n: usize) -> Vec<Variant> {
+    let b = BLOCK_SIZE;
+    let mut sizes = vec![1, b - 1, b, b + 1, 37, n - 1, n, n + 1];
+    sizes.sort_unstable();
+    sizes.dedup();
+    let chunks = sizes.into_iter().filter(|&c| c > 0).map(Variant::Chunk);
+    chunks.chain([Variant::Cached]).collect()
+}
+
+/// The variants in which a fault of chunked prefill must show.
+const FAULTY: [Variant; 2] = [Variant::Chunk(BLOCK_SIZE), Variant::Chunk(37)];
+
+/// Prompts cut from public-domain text at seeded places.
+fn prompts(model: &Obtained, settings: &ValidateSettings) -> Result<Vec<Vec<TokenId>>> {
+    let n = settings.prompt_len;
+    let context = model.model.config.max_position;
+    ensure!(n > 37 || n > 2 * BLOCK_SIZE, "--prompt-len {n}: must be above {}", 2 * BLOCK_SIZE);
+    ensure!(n + 2 <= context, "--prompt-len {n}: the model's context holds {context} tokens");
+    ensure!(settings.prompts > 0, "--prompts 0: at least one is needed");
+    let text = model.model.tokenizer.encode(PROSE, false)?;
+    ensure!(text.len() > n, "the prompt text has only {} tokens; lower --prompt-len", text.len());
+    let mut stream = Stream::new(settings.seed, "validation prompts");
+    let cut = |_| {
+        let at = stream.below((text.len() - n) as u64) as usize;
+        text[at..at + n].to_vec()
+    };
+    Ok((0..settings.prompts).map(cut).collect())
+}
+
+/// Runs both tiers and the planted fault.
+pub(crate) fn run(
+    model: Obtained,
+    settings: &ValidateSettings,
+    progress: &Progress,
+) -> Result<Validation> {
+    let prompts = prompts(&model, settings)?;
+    let weights = Arc::new(model.model.weights);
+    let threads = settings.threads;
+    let parts = |weights| EngineParts { weights, identity: [0; 32] };
+    let mut validation = Validation { bits: vec![], tolerance: vec![], faults: vec![] };
+    progress.phase("logits, exact mode: comparing bits");
+    let exact = Subject::new(parts(Arc::clone(&weights)), Numerics::Exact, threads)?;
+    tier_zero(exact, &prompts, progress, &mut validation)?;
+    progress.phase("logits, fast mode: preparing the f64 reference");
+    let fast = Subject::new(parts(Arc::clone(&weights)), Numerics::Fast, threads)?;
+    let rounded = Arc::new(round_matrices_to_bf16(&weights));
+    drop(weights);
+    let reference = Subject::new(parts(rounded), Numerics::F64, threads)?;
+    tier_one(fast, reference, &prompts, progress, &mut validation)?;
+    Ok(validation)
+}
+
+/// T0: bits of every variant against the monolithic pass.
+fn tier_zero(
+    mut exact: Subject,
+    prompts: &[Vec<TokenId>],
+    progress: &Progress,
+    validation: &mut Validation,
+) -> Result<()> {
+    let variants = variants(prompts[0].len());
+    let mut clean: Vec<BitDifference> = variants.iter().map(|_| BitDifference::new()).collect();
+    let mut faulty: Vec<BitDifference> = FAULTY.iter().map(|_| BitDifference::new()).collect();
+    for (p, prompt) in prompts.iter().enumerate() {
+        progress.phase(format!("logits, exact mode: prompt {} of {}", p + 1, prompts.len()));
+        let mono = exact.logits::<f32>(prompt, Variant::Monolithic, Fault::None)?;
+        for (variant, bits) in variants.iter().zip(&mut clean) {
+            let got = exact.logits::<f32>(prompt, *variant, Fault::None)?;
+            compare_bits(p, &mono, &got, bits)?;
+        }
+        for (variant, bits) in FAULTY.iter().zip(&mut faulty) {
+            let fault = Fault::RopePlusOneAfterFirstChunk;
+            let got = exact.logits::<f32>(prompt, *variant, fault)?;
+            compare_bits(p, &mono, &got, bits)?;
+        }
+    }
+    for (variant, bits) in variants.iter().zip(clean) {
+        validation.bits.push(BitCheck { config: variant.to_string(), bits });
+    }
+    for (variant, bits) in FAULTY.iter().zip(faulty) {
+        let verdict = bits.verdict();
+        validation.faults.push(FaultCheck {
+            label: format!("T0: RoPE off by one from the second chunk on, {variant}"),
+            rejected: verdict.is_fail(),
+            evidence: table::reasons(&verdict),
+        });
+    }
+    Ok(())
+}
+
+/// Compares the rows that the variant computed.
+fn compare_bits(
+    prompt: usize,
+    mono: &Captured<f32>,
+    got: &Captured<f32>,
+    bits: &mut BitDifference,
+) -> Result<()> {
+    for (position, (want, got)) in mono.rows.iter().zip(&got.rows).enumerate() {
+        if let (Some(want), Some(got)) = (want, got) {
+            bits.push_row(&prompt.to_string(), position as u32, want, got)?;
+        }
+    }
+    Ok(())
+}
+
+/// T1: errors of every variant against the f64 reference, beside the monolithic pass's.
+fn tier_one(
+    mut fast: Subject,
+    mut reference: Subject,
+    prompts: &[Vec<TokenId>],
+    progress: &Progress,
+    validation: &mut Validation,
+) -> Result<()> {
+    let variants = variants(prompts[0].len());
+    let mut clean: Vec<Scores> = variants.iter().map(Scores::new).collect();
+    let mut faulty: Vec<Scores> = FAULTY.iter().map(Scores::new).collect();
+    for (p, prompt) in prompts.iter().enumerate() {
+        progress.phase(format!("logits, f64 reference: prompt {} of {}", p + 1, prompts.len()));
+        let truth = reference.logits::<f64>(prompt, Variant::Monolithic, Fault::None)?;
+        progress.phase(format!("logits, fast mode: prompt {} of {}", p + 1, prompts.len()));
+        let mono = fast.logits::<f32>(prompt, Variant::Monolithic, Fault::None)?;
+        let passes = [(&mut clean, Fault::None), (&mut faulty, Fault::RopePlusOneAfterFirstChunk)];
+        for (scores, fault) in passes {
+            for score in scores.iter_mut() {
+                let got = fast.logits::<f32>(prompt, score.variant(), fault)?;
+                score.add(p, prompt, &truth, &mono, &got)?;
+            }
+        }
+    }
+    validation.tolerance = scores::judge(clean)?;
+    for verdict in scores::judge(faulty)? {
+        validation.faults.push(FaultCheck {
+            label: format!("T1: RoPE off by one from the second chunk on, {}", verdict.config),
+            rejected: verdict.verdict.is_fail(),
+            evidence: table::reasons(&verdict.verdict),
+        });
+    }
+    Ok(())
+}

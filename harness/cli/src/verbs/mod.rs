@@ -1,0 +1,9 @@
+//! One file a verb.
+
+pub(crate) mod calc;
+pub(crate) mod completions;
+pub(crate) mod model;
+pub(crate) mod quickstart;
+pub(crate) mod report;
+pub(crate) mod serve;
+pub(crate) mod validate;

@@ -1,0 +1,34 @@
+//! `prefillbench validate`: does chunking or prefix caching change the logits?
+
+use std::io::Write;
+use std::process::ExitCode;
+
+use anyhow::Result;
+
+use crate::args::ValidateArgs;
+use crate::machine;
+use crate::model_source;
+use crate::progress::Progress;
+use crate::validate::{self, ValidateSettings, table};
+
+/// Runs the check and prints its table.
+pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode> {
+    let progress = Progress::new();
+    let model = model_source::obtain(&args.model, &progress)?;
+    let settings = ValidateSettings {
+        prompts: args.prompts,
+        prompt_len: args.prompt_len,
+        threads: args.threads.unwrap_or_else(machine::cores),
+        seed: args.seed,
+    };
+    let outcome = validate::run(model, &settings, &progress);
+    progress.clear();
+    let outcome = outcome?;
+    let mut stdout = std::io::stdout();
+    if args.json {
+        writeln!(stdout, "{}", serde_json::to_string_pretty(&outcome)?)?;
+    } else {
+        writeln!(stdout, "{}", table::text(&outcome))?;
+    }
+    Ok(ExitCode::from(outcome.exit_code()))
+}

@@ -1,0 +1,300 @@
+//! Requests around a run: is the server there, what is it, and is its cache empty.
+//!
+//! These are not measured, so an ordinary client does. What they claim is checked: a reset that
+//! answers 200 may still have been refused (`{"success": false}`), and only a probe whose usage
+//! says zero cached tokens proves a cold cache.
+
+use pb_contract::wire::{
+    CompletionRequest, CompletionResponse, Prompt, SamplingFields, TokenizeRequest,
+    TokenizeResponse, Usage,
+};
+use pb_contract::{Clock, Nanos, TokenId, WallClock};
+use reqwest::{Method, RequestBuilder, StatusCode};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::endpoint::Endpoint;
+use crate::error::LoadError;
+use crate::events::error_text;
+use crate::timer_wall::pause;
+
+/// Time between two tries.
+const RETRY: Nanos = Nanos::from_millis(50);
+
+/// Limit of a control request whose caller names none.
+const REQUEST_LIMIT: Nanos = Nanos::from_secs(300);
+
+/// The control plane of one endpoint.
+#[derive(Clone, Debug)]
+pub struct Control {
+    endpoint: Endpoint,
+    client: reqwest::Client,
+}
+
+/// What a probe request was answered.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Probe {
+    /// Prompt tokens as the server counts them.
+    pub prompt_tokens: u32,
+    /// Prompt tokens from its prefix cache; `None` when it does not say, which is not zero.
+    pub cached_tokens: Option<u32>,
+    /// Output tokens.
+    pub completion_tokens: u32,
+    /// Output text.
+    pub text: String,
+}
+
+/// How a cache reset went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ResetReport {
+    /// Requests that it took.
+    pub attempts: u32,
+    /// The server said `success: true`; false when it said nothing at all.
+    pub confirmed: bool,
+}
+
+impl Control {
+    /// The control plane of an endpoint. Proxy settings of the environment are not used: they
+    /// would send loopback requests through another machine.
+    ///
+    /// # Errors
+    /// The client cannot be set up.
+    pub fn new(endpoint: &Endpoint) -> Result<Control, LoadError> {
+        let client = reqwest::Client::builder()
+            .no_proxy()
+            .timeout(REQUEST_LIMIT.to_duration())
+            .build()
+            .map_err(|error| LoadError::Control {
+                request: "client".to_owned(),
+                reason: error.to_string(),
+            })?;
+        Ok(Control {
+            endpoint: endpoint.clone(),
+            client,
+        })
+    }
+
+    /// Waits until `GET /health` answers 200.
+    ///
+    /// # Errors
+    /// It does not within `limit`; the message has what was seen last.
+    pub async fn wait_healthy(&self, limit: Nanos) -> Result<(), LoadError> {
+        let start = WallClock.now();
+        loop {
+            let last = match self.call(Method::GET, "/health", NO_BODY).await {
+                Ok(_) => return Ok(()),
+                Err(error) => error.to_string(),
+            };
+            self.pause_within(start, limit, "a healthy server", last)
+                .await?;
+        }
+    }
+
+    /// Empties the server's prefix cache, retrying while it refuses because requests run.
+    ///
+    /// # Errors
+    /// [`LoadError::Unsupported`] when the server has no such route; [`LoadError::TimedOut`] when
+    /// it refuses beyond `limit`.
+    pub async fn reset_prefix_cache(&self, limit: Nanos) -> Result<ResetReport, LoadError> {
+        let start = WallClock.now();
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let body = self
+                .call(Method::POST, "/reset_prefix_cache", NO_BODY)
+                .await?;
+            let answer: Value = serde_json::from_str(&body).unwrap_or(Value::Null);
+            match answer.get("success").and_then(Value::as_bool) {
+                Some(false) => {}
+                said => {
+                    return Ok(ResetReport {
+                        attempts,
+                        confirmed: said == Some(true),
+                    });
+                }
+            }
+            self.pause_within(start, limit, "the cache reset", body)
+                .await?;
+        }
+    }
+
+    /// Sends one short greedy request and returns the server's counts.
+    ///
+    /// # Errors
+    /// The request fails, or its answer has no usage.
+    pub async fn probe(
+        &self,
+        prompt: &[TokenId],
+        max_tokens: u32,
+        cache_salt: Option<&str>,
+    ) -> Result<Probe, LoadError> {
+        let body = CompletionRequest {
+            model: self.endpoint.model().map(str::to_owned),
+            prompt: Prompt::Ids(prompt.to_vec()),
+            echo: None,
+            logprobs: None,
+            sampling: SamplingFields {
+                temperature: Some(0.0),
+                max_tokens: Some(max_tokens),
+                ignore_eos: Some(true),
+                cache_salt: cache_salt.map(str::to_owned),
+                ..SamplingFields::default()
+            },
+        };
+        let route = "/v1/completions";
+        let answer: CompletionResponse = self.json(Method::POST, route, Some(&body)).await?;
+        let usage: Usage = answer.usage.ok_or_else(|| LoadError::Control {
+            request: format!("POST {}", self.endpoint.path(route)),
+            reason: "the answer has no usage: cached tokens cannot be proven".to_owned(),
+        })?;
+        Ok(Probe {
+            prompt_tokens: usage.prompt_tokens,
+            cached_tokens: usage
+                .prompt_tokens_details
+                .and_then(|details| details.cached_tokens),
+            completion_tokens: usage.completion_tokens,
+            text: answer
+                .choices
+                .into_iter()
+                .next()
+                .map_or(String::new(), |choice| choice.text),
+        })
+    }
+
+    /// What the server says of itself (`GET /server_info`); `None` when it has no such route.
+    ///
+    /// # Errors
+    /// Anything else that goes wrong.
+    pub async fn server_info(&self) -> Result<Option<Value>, LoadError> {
+        match self.json(Method::GET, "/server_info", NO_BODY).await {
+            Ok(info) => Ok(Some(info)),
+            Err(LoadError::Unsupported { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Token ids of a text in the server's tokenizer, without special tokens.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub async fn tokenize(&self, text: &str) -> Result<Vec<TokenId>, LoadError> {
+        let body = TokenizeRequest {
+            model: self.endpoint.model().map(str::to_owned),
+            prompt: text.to_owned(),
+            add_special_tokens: Some(false),
+        };
+        let answer: TokenizeResponse = self.json(Method::POST, "/tokenize", Some(&body)).await?;
+        Ok(answer.tokens)
+    }
+
+    /// Names of the models that the server offers.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub async fn model_names(&self) -> Result<Vec<String>, LoadError> {
+        let answer: Value = self.json(Method::GET, "/v1/models", NO_BODY).await?;
+        let list = answer
+            .get("data")
+            .and_then(Value::as_array)
+            .cloned()
+            .unwrap_or_default();
+        let name = |model: &Value| model.get("id").and_then(Value::as_str).map(str::to_owned);
+        Ok(list.iter().filter_map(name).collect())
+    }
+
+    /// The Prometheus text of `GET /metrics`.
+    ///
+    /// # Errors
+    /// The request fails.
+    pub async fn metrics(&self) -> Result<String, LoadError> {
+        self.call(Method::GET, "/metrics", NO_BODY).await
+    }
+
+    async fn pause_within(
+        &self,
+        start: Nanos,
+        limit: Nanos,
+        what: &str,
+        last: String,
+    ) -> Result<(), LoadError> {
+        if WallClock.now() + RETRY > start + limit {
+            let what = format!("{what} at {}", self.endpoint.url(""));
+            return Err(LoadError::TimedOut {
+                what,
+                seconds: limit.as_secs_f64(),
+                last,
+            });
+        }
+        pause(RETRY).await.map_err(|source| LoadError::System {
+            what: "cannot wait",
+            source,
+        })
+    }
+
+    async fn json<T: DeserializeOwned>(
+        &self,
+        method: Method,
+        route: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<T, LoadError> {
+        let request = format!("{method} {}", self.endpoint.path(route));
+        let text = self.call(method, route, body).await?;
+        serde_json::from_str(&text).map_err(|error| LoadError::Control {
+            request,
+            reason: format!("the answer is not what it should be: {error}"),
+        })
+    }
+
+    /// The body of a successful answer.
+    async fn call(
+        &self,
+        method: Method,
+        route: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<String, LoadError> {
+        let request = format!("{method} {}", self.endpoint.path(route));
+        let failed = |error: reqwest::Error| LoadError::Control {
+            request: request.clone(),
+            reason: causes(&error),
+        };
+        let mut builder: RequestBuilder = self.client.request(method, self.endpoint.url(route));
+        if let Some(key) = self.endpoint.api_key() {
+            builder = builder.bearer_auth(key);
+        }
+        if let Some(body) = body {
+            builder = builder.json(body);
+        }
+        let response = builder.send().await.map_err(failed)?;
+        let status = response.status();
+        let text = response.text().await.map_err(failed)?;
+        if status.is_success() {
+            return Ok(text);
+        }
+        // A 404 that has an error body speaks of a model, not of the route.
+        let routeless = status == StatusCode::NOT_FOUND && !text.contains("\"error\"");
+        if routeless || status == StatusCode::METHOD_NOT_ALLOWED {
+            return Err(LoadError::Unsupported { request });
+        }
+        let message = error_text(&text);
+        Err(LoadError::Status {
+            request,
+            status: status.as_u16(),
+            message,
+        })
+    }
+}
+
+/// No request body.
+const NO_BODY: Option<&Value> = None;
+
+/// An error with its causes: the outermost one alone says only that sending failed.
+fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,250 @@
+//! The load driver: when which request is sent, as a pure state machine.
+//!
+//! A driver that waits for the server before it sends hides the queue that it causes. Here every
+//! arrival has an intended instant that is fixed without looking at lateness: for the open loop
+//! the plan's offset, for a closed loop the moment in which its slot became free. However late
+//! the driver is asked, it sends what is due, late and with that instant; nothing is skipped. What
+//! was due and could not be sent before the run was cut off is reported as not offered.
+//!
+//! There is no clock in here: a shell says what time it is, when a request has ended, and carries
+//! out the actions. The wall shell and the simulation shell run this same code.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use pb_contract::plan::{Plan, PlannedBody};
+use pb_contract::{Nanos, RequestId};
+
+/// A plan that cannot be executed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// Two requests have the same id.
+    #[error("request id {0} occurs twice in the plan")]
+    DuplicateId(RequestId),
+    /// Open-loop requests are not in order.
+    #[error("open-loop request {0} is out of order: sort by (offset, id)")]
+    Unsorted(RequestId),
+    /// An open-loop request is due after the horizon.
+    #[error("open-loop request {id} is due at {offset_ns} ns, after the horizon {horizon_ns} ns")]
+    PastHorizon {
+        /// The request.
+        id: RequestId,
+        /// Its offset.
+        offset_ns: u64,
+        /// The plan's horizon.
+        horizon_ns: u64,
+    },
+    /// A closed loop without a slot.
+    #[error("a closed loop needs at least one stream")]
+    NoStreams,
+}
+
+/// A request to send.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SendOrder {
+    /// The request.
+    pub id: RequestId,
+    /// When it was due: latency counts from here.
+    pub intended: Nanos,
+    /// What to send.
+    pub body: Arc<PlannedBody>,
+}
+
+/// What a shell has to do, in order.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Action {
+    /// Send now.
+    Send(SendOrder),
+    /// Record as not offered: it was due, and the run was cut off before it was sent.
+    NotOffered(SendOrder),
+    /// Give these requests up and record them as incomplete.
+    CutOff(Vec<RequestId>),
+    /// Poll again at this instant, or earlier when a request has ended.
+    WakeAt(Nanos),
+    /// Nothing will ever be due again.
+    Done,
+}
+
+/// One closed loop.
+#[derive(Debug)]
+struct Loop {
+    first_id: u64,
+    bodies: VecDeque<Arc<PlannedBody>>,
+    taken: u64,
+    /// Instants at which slots became free, oldest first.
+    free: VecDeque<Nanos>,
+}
+
+/// The state machine of one run.
+#[derive(Debug)]
+pub struct Driver {
+    open: VecDeque<SendOrder>,
+    loops: Vec<Loop>,
+    /// Requests sent and not ended; the loop that each belongs to.
+    live: BTreeMap<RequestId, Option<usize>>,
+    horizon: Nanos,
+    cut_off: Nanos,
+    exhausted: bool,
+    stopped: bool,
+}
+
+impl Driver {
+    /// A driver of `plan` that starts at `start`.
+    ///
+    /// # Errors
+    /// A plan that contradicts itself.
+    pub fn new(plan: Plan, start: Nanos) -> Result<Driver, PlanError> {
+        check(&plan)?;
+        let order = |request: pb_contract::plan::OpenRequest| SendOrder {
+            id: request.id,
+            intended: start + request.offset_ns,
+            body: Arc::new(request.body),
+        };
+        let closed = |part: pb_contract::plan::ClosedLoop| Loop {
+            first_id: part.first_id.0,
+            free: vec![start; part.streams].into(),
+            bodies: part.bodies.into_iter().map(Arc::new).collect(),
+            taken: 0,
+        };
+        let horizon = start + plan.horizon_ns;
+        Ok(Driver {
+            open: plan.open.into_iter().map(order).collect(),
+            loops: plan.closed.into_iter().map(closed).collect(),
+            live: BTreeMap::new(),
+            horizon,
+            cut_off: horizon + plan.drain_ns,
+            exhausted: false,
+            stopped: false,
+        })
+    }
+
+    /// What to do at `now`. Call it at the start, whenever an instant of [`Action::WakeAt`] has
+    /// come, and after [`Driver::ended`]. The last action is `WakeAt` or `Done`.
+    pub fn poll(&mut self, now: Nanos) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let over = self.stopped || now >= self.cut_off;
+        for order in self.take_due(now) {
+            if over {
+                actions.push(Action::NotOffered(order));
+            } else {
+                actions.push(Action::Send(order));
+            }
+        }
+        if over {
+            if !self.live.is_empty() {
+                let ids = std::mem::take(&mut self.live).into_keys().collect();
+                actions.push(Action::CutOff(ids));
+            }
+            actions.push(Action::Done);
+            return actions;
+        }
+        actions.push(match self.next_due() {
+            Some(at) => Action::WakeAt(at.min(self.cut_off)),
+            None if self.live.is_empty() => Action::Done,
+            None => Action::WakeAt(self.cut_off),
+        });
+        actions
+    }
+
+    /// A request has ended at `at`, well or not; its slot is free from that instant on. A request
+    /// that was cut off or never sent is not known any more, and nothing happens.
+    pub fn ended(&mut self, id: RequestId, at: Nanos) {
+        if let Some(Some(index)) = self.live.remove(&id) {
+            // Ends may be told out of order; the slot that has waited longest goes first.
+            let free = &mut self.loops[index].free;
+            let place = free.partition_point(|&earlier| earlier <= at);
+            free.insert(place, at);
+        }
+    }
+
+    /// The run is to end now: the next poll cuts off what is running.
+    pub fn stop(&mut self) {
+        self.stopped = true;
+    }
+
+    /// Requests sent and not ended.
+    pub fn in_flight(&self) -> usize {
+        self.live.len()
+    }
+
+    /// Whether a closed loop had a free slot before the horizon and no request left for it: the
+    /// load was then lower than planned.
+    pub fn closed_exhausted(&self) -> bool {
+        self.exhausted
+    }
+
+    /// The next instant at which something will be due whatever the server does.
+    fn next_due(&self) -> Option<Nanos> {
+        let open = self.open.front().map(|order| order.intended);
+        let loops = self.loops.iter().filter(|part| !part.bodies.is_empty());
+        let slots = loops.filter_map(|part| part.free.front().copied());
+        slots.filter(|&free| free <= self.horizon).chain(open).min()
+    }
+
+    /// Takes everything that is due at `now`, ordered by `(intended, id)`, and marks it live.
+    fn take_due(&mut self, now: Nanos) -> Vec<SendOrder> {
+        let mut due = Vec::new();
+        while let Some(order) = self.open.pop_front_if(|order| order.intended <= now) {
+            due.push((order, None));
+        }
+        for (index, part) in self.loops.iter_mut().enumerate() {
+            // A slot that became free after the horizon starts nothing any more.
+            while let Some(intended) = part
+                .free
+                .pop_front_if(|free| *free <= now && *free <= self.horizon)
+            {
+                let Some(body) = part.bodies.pop_front() else {
+                    self.exhausted |= intended < self.horizon;
+                    continue;
+                };
+                let id = RequestId(part.first_id + part.taken);
+                part.taken += 1;
+                due.push((SendOrder { id, intended, body }, Some(index)));
+            }
+        }
+        due.sort_by_key(|(order, _)| (order.intended, order.id));
+        let over = self.stopped || now >= self.cut_off;
+        let mut orders = Vec::with_capacity(due.len());
+        for (order, part) in due {
+            if !over {
+                self.live.insert(order.id, part);
+            }
+            orders.push(order);
+        }
+        orders
+    }
+}
+
+fn check(plan: &Plan) -> Result<(), PlanError> {
+    let mut ids = BTreeSet::new();
+    let mut previous = None;
+    for request in &plan.open {
+        if !ids.insert(request.id) {
+            return Err(PlanError::DuplicateId(request.id));
+        }
+        let key = (request.offset_ns, request.id);
+        if previous.is_some_and(|previous| previous > key) {
+            return Err(PlanError::Unsorted(request.id));
+        }
+        if request.offset_ns > plan.horizon_ns {
+            return Err(PlanError::PastHorizon {
+                id: request.id,
+                offset_ns: request.offset_ns.0,
+                horizon_ns: plan.horizon_ns.0,
+            });
+        }
+        previous = Some(key);
+    }
+    for part in &plan.closed {
+        if part.streams == 0 {
+            return Err(PlanError::NoStreams);
+        }
+        for index in 0..part.bodies.len() as u64 {
+            let id = RequestId(part.first_id.0.wrapping_add(index));
+            if !ids.insert(id) {
+                return Err(PlanError::DuplicateId(id));
+            }
+        }
+    }
+    Ok(())
+}

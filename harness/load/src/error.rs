@@ -1,0 +1,69 @@
+//! Why a run cannot be made. (Why one request failed is a row, not an error.)
+
+use crate::driver::PlanError;
+
+/// A run or a control request that cannot be made.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    /// An address that is none.
+    #[error("base URL {url:?}: {reason}")]
+    Url {
+        /// The address as given.
+        url: String,
+        /// What is wrong with it and what to write.
+        reason: String,
+    },
+    /// The target does not answer.
+    #[error("cannot connect to {address}: {reason}")]
+    Connect {
+        /// Host and port.
+        address: String,
+        /// The system's words.
+        reason: String,
+    },
+    /// The plan contradicts itself.
+    #[error("the plan cannot be executed: {0}")]
+    Plan(#[from] PlanError),
+    /// A control request was answered with an error.
+    #[error("{request}: HTTP {status}: {message}")]
+    Status {
+        /// Method and path.
+        request: String,
+        /// HTTP status.
+        status: u16,
+        /// Message of the body.
+        message: String,
+    },
+    /// A control request could not be made or its answer is not what it should be.
+    #[error("{request}: {reason}")]
+    Control {
+        /// Method and path.
+        request: String,
+        /// What happened.
+        reason: String,
+    },
+    /// The server has no such route.
+    #[error("{request}: the server does not have this route")]
+    Unsupported {
+        /// Method and path.
+        request: String,
+    },
+    /// A condition did not come about in time.
+    #[error("{what} did not happen within {seconds} s: {last}")]
+    TimedOut {
+        /// What was waited for.
+        what: String,
+        /// The limit.
+        seconds: f64,
+        /// What was seen last.
+        last: String,
+    },
+    /// The operating system refused something that the shell needs.
+    #[error("{what}: {source}")]
+    System {
+        /// What was attempted.
+        what: &'static str,
+        /// Why not.
+        source: std::io::Error,
+    },
+}

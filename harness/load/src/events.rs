@@ -1,0 +1,339 @@
+//! What the events of a completion stream mean.
+//!
+//! Which event carries a token decides every latency, and servers differ: an event may only
+//! announce the role, carry reasoning instead of text, several tokens at once, none at all, only
+//! the usage, or an error under status 200. The rules are here, apart from sockets, so that they
+//! can be tested on recorded bytes.
+//!
+//! An event carries *content* when one of its choices has text, reasoning, tool-call arguments or
+//! token ids. (Token ids count although their text may be held back for half a character: the
+//! token has been generated.) Tokens announced by an event without content are added to the next
+//! one with content.
+
+use pb_contract::wire::Usage;
+use pb_contract::{FailKind, Nanos};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::sse::{SseEvent, SseParser};
+
+/// Where the number of tokens of an event came from, best evidence first.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CountRule {
+    /// The event lists its token ids.
+    TokenIds,
+    /// The usage so far grew.
+    ContinuousUsage,
+    /// The event lists its tokens' log-probabilities.
+    Logprobs,
+    /// Nothing says: one token an event, an estimate.
+    #[default]
+    OnePerEvent,
+}
+
+/// One event that carried content.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ContentEvent {
+    /// When its last byte arrived.
+    pub at: Nanos,
+    /// Tokens that it carried.
+    pub tokens: u32,
+}
+
+/// Everything a stream told.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct StreamOutcome {
+    /// First event of any kind.
+    pub first_event: Option<Nanos>,
+    /// First event with content that is not reasoning.
+    pub first_output: Option<Nanos>,
+    /// Events with content, in order.
+    pub content: Vec<ContentEvent>,
+    /// Output tokens, those that no content event followed included.
+    pub streamed_tokens: u32,
+    /// The weakest rule that had to be used for a token count.
+    pub count_rule: Option<CountRule>,
+    /// Why generation ended.
+    pub finish_reason: Option<String>,
+    /// The server's own counts.
+    pub usage: Option<Usage>,
+    /// `[DONE]` was seen.
+    pub done: bool,
+    /// Why the stream is not a success.
+    pub failure: Option<(FailKind, String)>,
+}
+
+impl StreamOutcome {
+    /// First event with content.
+    pub fn first_token(&self) -> Option<Nanos> {
+        self.content.first().map(|event| event.at)
+    }
+
+    /// Last event with content.
+    pub fn last_token(&self) -> Option<Nanos> {
+        self.content.last().map(|event| event.at)
+    }
+}
+
+/// A stream being read.
+#[derive(Debug)]
+pub struct StreamReading {
+    parser: SseParser,
+    state: Interpreter,
+    bytes: u64,
+}
+
+impl StreamReading {
+    /// A reading whose events may hold at most `max_event_bytes`.
+    pub fn new(max_event_bytes: usize) -> Self {
+        let parser = SseParser::new(max_event_bytes);
+        StreamReading {
+            parser,
+            state: Interpreter::default(),
+            bytes: 0,
+        }
+    }
+
+    /// Takes bytes of the response body that arrived at `at`.
+    pub fn bytes(&mut self, at: Nanos, bytes: &[u8]) {
+        self.bytes += bytes.len() as u64;
+        let state = &mut self.state;
+        if let Err(error) = self
+            .parser
+            .feed(bytes, &mut |event| state.event(at, &event))
+        {
+            state.fail(FailKind::Protocol, error.to_string());
+        }
+    }
+
+    /// Whether the stream has failed for good: reading on can add nothing.
+    pub fn failed(&self) -> bool {
+        self.state.outcome.failure.is_some()
+    }
+
+    /// Whether an event with content has been seen.
+    pub fn has_content(&self) -> bool {
+        !self.state.outcome.content.is_empty()
+    }
+
+    /// Whether the server has said that it is done (`[DONE]`).
+    pub fn done(&self) -> bool {
+        self.state.outcome.done
+    }
+
+    /// What was read so far, for a stream that the client gave up.
+    pub fn abandon(self) -> StreamOutcome {
+        self.state.settle()
+    }
+
+    /// The end of the stream. `broken` says why the connection ended, when it did not end
+    /// properly. A stream succeeds when it gave a finish reason or `[DONE]`, at least one token,
+    /// and no error.
+    pub fn end(self, broken: Option<&str>) -> StreamOutcome {
+        let (bytes, partial) = (self.bytes, self.parser.has_partial());
+        let mut outcome = self.state.settle();
+        if outcome.failure.is_some() {
+            return outcome;
+        }
+        let ended = outcome.finish_reason.is_some() || outcome.done;
+        outcome.failure = if !ended && bytes > 0 && outcome.first_event.is_none() && !partial {
+            Some((
+                FailKind::Protocol,
+                "the response is not an event stream".to_owned(),
+            ))
+        } else if !ended {
+            let why = broken.unwrap_or("the stream ended without a finish reason and [DONE]");
+            Some((FailKind::Truncated, why.to_owned()))
+        } else if outcome.content.is_empty() {
+            Some((
+                FailKind::NoTokens,
+                "the stream ended without a token".to_owned(),
+            ))
+        } else {
+            None
+        };
+        outcome
+    }
+}
+
+/// The state that events change.
+#[derive(Debug, Default)]
+struct Interpreter {
+    outcome: StreamOutcome,
+    /// Tokens announced since the last content event.
+    pending: u32,
+    /// Tokens counted so far by any rule, so that a usage that comes only with the last event
+    /// adds what the events before it did not show, not the whole output again.
+    counted: u32,
+}
+
+impl Interpreter {
+    fn event(&mut self, at: Nanos, event: &SseEvent) {
+        if self.outcome.failure.is_some() {
+            return;
+        }
+        self.outcome.first_event.get_or_insert(at);
+        if let Some(error) = &event.error {
+            return self.fail(FailKind::InBandError, error_text(error));
+        }
+        if event.data.trim() == "[DONE]" {
+            self.outcome.done = true;
+            return;
+        }
+        if event.event == "error" {
+            return self.fail(FailKind::InBandError, error_text(&event.data));
+        }
+        match serde_json::from_str::<Value>(&event.data) {
+            Ok(Value::Object(body)) if body.get("error").is_some_and(|error| !error.is_null()) => {
+                self.fail(FailKind::InBandError, error_text(&event.data));
+            }
+            Ok(Value::Object(body)) => self.body(at, &Value::Object(body)),
+            Ok(_) => self.fail(
+                FailKind::Protocol,
+                "an event is not a JSON object".to_owned(),
+            ),
+            Err(error) => {
+                self.fail(FailKind::Protocol, format!("an event is not JSON: {error}"));
+            }
+        }
+    }
+
+    fn body(&mut self, at: Nanos, body: &Value) {
+        let usage = body
+            .get("usage")
+            .and_then(|usage| Usage::deserialize(usage).ok());
+        let choices = body
+            .get("choices")
+            .and_then(Value::as_array)
+            .map_or(&[][..], Vec::as_slice);
+        if !choices.is_empty() {
+            let read: Vec<Choice> = choices.iter().map(Choice::read).collect();
+            self.choices(at, &read, usage.as_ref());
+        }
+        if usage.is_some() {
+            self.outcome.usage = usage;
+        }
+    }
+
+    fn choices(&mut self, at: Nanos, choices: &[Choice<'_>], usage: Option<&Usage>) {
+        for reason in choices.iter().filter_map(|choice| choice.finish_reason) {
+            self.outcome.finish_reason = Some(reason.to_owned());
+        }
+        let has_content = choices.iter().any(Choice::has_content);
+        let (tokens, rule) = self.count(choices, usage);
+        self.pending += tokens;
+        if self.pending > 0 {
+            self.outcome.count_rule = self.outcome.count_rule.max(Some(rule));
+        }
+        if has_content {
+            // An event with content and no countable token is the rest of a token's text: it
+            // arrives, but it adds no token, so it is not a token instant either.
+            if self.pending > 0 {
+                self.outcome.content.push(ContentEvent {
+                    at,
+                    tokens: self.pending,
+                });
+                self.outcome.streamed_tokens += self.pending;
+                self.pending = 0;
+            }
+            if choices.iter().any(|choice| choice.output) {
+                self.outcome.first_output.get_or_insert(at);
+            }
+        }
+    }
+
+    /// Tokens of an event by the best evidence that it has.
+    fn count(&mut self, choices: &[Choice<'_>], usage: Option<&Usage>) -> (u32, CountRule) {
+        if choices.iter().any(|choice| choice.token_ids.is_some()) {
+            let ids = choices.iter().filter_map(|choice| choice.token_ids).sum();
+            self.counted += ids;
+            return (ids, CountRule::TokenIds);
+        }
+        if let Some(usage) = usage {
+            let grown = usage.completion_tokens.saturating_sub(self.counted);
+            self.counted = self.counted.max(usage.completion_tokens);
+            return (grown, CountRule::ContinuousUsage);
+        }
+        if choices.iter().any(|choice| choice.logprobs.is_some()) {
+            let listed = choices.iter().filter_map(|choice| choice.logprobs).sum();
+            self.counted += listed;
+            return (listed, CountRule::Logprobs);
+        }
+        let carrying = choices.iter().filter(|choice| choice.has_content()).count() as u32;
+        self.counted += carrying;
+        (carrying, CountRule::OnePerEvent)
+    }
+
+    fn fail(&mut self, kind: FailKind, message: String) {
+        self.outcome.failure.get_or_insert((kind, message));
+    }
+
+    /// Adds the tokens that no content event followed to the total.
+    fn settle(mut self) -> StreamOutcome {
+        self.outcome.streamed_tokens += self.pending;
+        self.outcome
+    }
+}
+
+/// What one choice of an event says.
+#[derive(Debug)]
+struct Choice<'a> {
+    /// Text or tool-call arguments.
+    output: bool,
+    /// Reasoning.
+    reasoning: bool,
+    token_ids: Option<u32>,
+    logprobs: Option<u32>,
+    finish_reason: Option<&'a str>,
+}
+
+impl<'a> Choice<'a> {
+    fn read(choice: &'a Value) -> Self {
+        let text = |value: Option<&Value>| {
+            value
+                .and_then(Value::as_str)
+                .is_some_and(|text| !text.is_empty())
+        };
+        let delta = choice.get("delta").unwrap_or(&Value::Null);
+        let calls = delta.get("tool_calls").and_then(Value::as_array);
+        let called = calls.is_some_and(|calls| {
+            calls.iter().any(|call| {
+                let function = call.get("function").unwrap_or(&Value::Null);
+                text(function.get("arguments")) || text(function.get("name"))
+            })
+        });
+        let length = |value: Option<&Value>| {
+            value
+                .and_then(Value::as_array)
+                .map(|list| list.len() as u32)
+        };
+        let logprobs = choice.get("logprobs").unwrap_or(&Value::Null);
+        Choice {
+            output: text(choice.get("text")) || text(delta.get("content")) || called,
+            reasoning: text(delta.get("reasoning")) || text(delta.get("reasoning_content")),
+            token_ids: length(choice.get("token_ids")),
+            logprobs: length(logprobs.get("tokens")).or_else(|| length(logprobs.get("content"))),
+            finish_reason: choice.get("finish_reason").and_then(Value::as_str),
+        }
+    }
+
+    fn has_content(&self) -> bool {
+        self.output || self.reasoning || self.token_ids.is_some_and(|count| count > 0)
+    }
+}
+
+/// The message of an error body, whatever its shape: `{"error": {"message": ..}}`,
+/// `{"error": ".."}`, `{"message": ..}`, else the text itself, cut to 500 characters.
+pub fn error_text(body: &str) -> String {
+    let value: Value = serde_json::from_str(body).unwrap_or(Value::Null);
+    let error = value.get("error").unwrap_or(&value);
+    let message = error.get("message").unwrap_or(error).as_str();
+    let detail = value.get("detail").and_then(Value::as_str);
+    message
+        .or(detail)
+        .unwrap_or(body)
+        .chars()
+        .take(500)
+        .collect()
+}

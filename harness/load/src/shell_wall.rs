@@ -1,0 +1,244 @@
+//! The driver in real time, over HTTP.
+//!
+//! The shell reads the clock, asks the state machine, starts a task for each request and waits
+//! for whichever comes first: the next due instant, the end of a request, a stop. It decides
+//! nothing itself. Records go out as soon as their request ends, so that a killed run has lost
+//! only what was running.
+
+use std::sync::Arc;
+
+use pb_contract::plan::Plan;
+use pb_contract::{Clock, Nanos, WallClock};
+use serde::{Deserialize, Serialize};
+use tokio::sync::{mpsc, watch};
+
+use crate::driver::{Action, Driver};
+use crate::endpoint::Endpoint;
+use crate::error::LoadError;
+use crate::http::Pool;
+use crate::request::{Carrier, Limits, run_request};
+use crate::rows::{Record, RunContext, not_offered};
+use crate::timer_wall::Timer;
+
+/// Connections made ahead for the open-loop part, at most.
+const OPEN_LOOP_CONNECTIONS: usize = 64;
+
+/// Time between the last preparation and the start of the schedule.
+const LEAD: Nanos = Nanos::from_millis(20);
+
+/// A switch that ends something early; clones are the same switch.
+#[derive(Clone, Debug)]
+pub struct StopSignal {
+    state: Arc<watch::Sender<bool>>,
+}
+
+impl StopSignal {
+    /// A switch that is off.
+    pub fn new() -> Self {
+        StopSignal {
+            state: Arc::new(watch::channel(false).0),
+        }
+    }
+
+    /// Turns it on for good.
+    pub fn stop(&self) {
+        self.state.send_replace(true);
+    }
+
+    /// Whether it is on.
+    pub fn is_stopped(&self) -> bool {
+        *self.state.borrow()
+    }
+
+    /// Returns when it is on.
+    pub async fn stopped(&self) {
+        let mut state = self.state.subscribe();
+        // The sender lives as long as `self`, so the wait ends by the switch only.
+        let _ = state.wait_for(|on| *on).await;
+    }
+}
+
+impl Default for StopSignal {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What a run did, beside its records.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RunSummary {
+    /// Start of the schedule.
+    pub start_ns: Nanos,
+    /// Last record.
+    pub end_ns: Nanos,
+    /// Requests sent.
+    pub sent: u64,
+    /// Requests that were due but never sent.
+    pub not_offered: u64,
+    /// Most requests in flight at once.
+    pub max_in_flight: usize,
+    /// A closed loop ran out of requests before the horizon: the load was lower than planned.
+    pub closed_exhausted: bool,
+    /// Connections made before the start.
+    pub preconnected: usize,
+    /// The run was stopped before its end.
+    pub stopped: bool,
+}
+
+/// Executes a plan against an endpoint. `emit` gets every record as soon as its request has
+/// ended; it runs between two sends, so it must be quick: hand the record to another thread.
+///
+/// # Errors
+/// A plan that contradicts itself, or a target that cannot be connected to before the start.
+pub async fn run_plan(
+    plan: Plan,
+    context: RunContext,
+    endpoint: &Endpoint,
+    limits: Limits,
+    stop: StopSignal,
+    emit: impl FnMut(Record),
+) -> Result<RunSummary, LoadError> {
+    let streams: usize = plan.closed.iter().map(|part| part.streams).sum();
+    let preconnected = streams + plan.open.len().min(OPEN_LOOP_CONNECTIONS);
+    let pool = Arc::new(Pool::new(endpoint.clone()));
+    pool.preconnect(preconnected)
+        .await
+        .map_err(|failure| LoadError::Connect {
+            address: endpoint.authority(),
+            reason: failure.message,
+        })?;
+    let timer = Timer::new().map_err(|source| LoadError::System {
+        what: "cannot create a timer",
+        source,
+    })?;
+    let start = WallClock.now() + LEAD;
+    let driver = Driver::new(plan, start)?;
+    let (done, ended) = mpsc::unbounded_channel();
+    let (cut_off, cut) = watch::channel(false);
+    let shell = Shell {
+        driver,
+        carrier: Carrier {
+            pool,
+            context,
+            limits,
+            cut,
+        },
+        cut_off,
+        done,
+        emit,
+        summary: RunSummary {
+            start_ns: start,
+            preconnected,
+            ..RunSummary::default()
+        },
+    };
+    shell.run(ended, &timer, &stop).await
+}
+
+struct Shell<E> {
+    driver: Driver,
+    carrier: Carrier,
+    cut_off: watch::Sender<bool>,
+    done: mpsc::UnboundedSender<Record>,
+    emit: E,
+    summary: RunSummary,
+}
+
+impl<E: FnMut(Record)> Shell<E> {
+    async fn run(
+        mut self,
+        mut ended: mpsc::UnboundedReceiver<Record>,
+        timer: &Timer,
+        stop: &StopSignal,
+    ) -> Result<RunSummary, LoadError> {
+        while let Some(wake) = self.act() {
+            tokio::select! {
+                biased;
+                () = stop.stopped(), if !self.summary.stopped => {
+                    self.summary.stopped = true;
+                    self.driver.stop();
+                }
+                Some(record) = ended.recv() => {
+                    self.end(record);
+                    // Ends that came together free their slots together.
+                    while let Ok(record) = ended.try_recv() {
+                        self.end(record);
+                    }
+                }
+                result = timer.until(wake) => result.map_err(|source| LoadError::System {
+                    what: "waiting for the next request",
+                    source,
+                })?,
+            }
+        }
+        // Nothing is sent any more; requests that were cut off still report.
+        drop(self.done);
+        while let Some(record) = ended.recv().await {
+            (self.emit)(record);
+        }
+        self.summary.end_ns = WallClock.now();
+        self.summary.closed_exhausted = self.driver.closed_exhausted();
+        Ok(self.summary)
+    }
+
+    /// Carries out what is due; when to look again, or `None` when nothing will be due.
+    fn act(&mut self) -> Option<Nanos> {
+        let mut wake = None;
+        for action in self.driver.poll(WallClock.now()) {
+            match action {
+                Action::Send(order) => {
+                    self.summary.sent += 1;
+                    let (carrier, done) = (self.carrier.clone(), self.done.clone());
+                    tokio::spawn(async move {
+                        // A closed channel means that the run itself is gone.
+                        let _ = done.send(run_request(carrier, order).await);
+                    });
+                }
+                Action::NotOffered(order) => {
+                    self.summary.not_offered += 1;
+                    (self.emit)(not_offered(&self.carrier.context, &order));
+                }
+                Action::CutOff(_) => {
+                    self.cut_off.send_replace(true);
+                }
+                Action::WakeAt(at) => wake = Some(at),
+                Action::Done => {}
+            }
+        }
+        self.summary.max_in_flight = self.summary.max_in_flight.max(self.driver.in_flight());
+        wake
+    }
+
+    fn end(&mut self, record: Record) {
+        let at = record.row.closed_ns.unwrap_or_else(|| WallClock.now());
+        self.driver.ended(record.row.request, at);
+        (self.emit)(record);
+    }
+}
+
+/// [`run_plan`] on a runtime of its own on the calling thread, which is how measured runs are
+/// made: one thread, so that no byte waits for a hand-over between threads.
+///
+/// # Errors
+/// As [`run_plan`].
+pub fn run_plan_blocking(
+    plan: Plan,
+    context: RunContext,
+    endpoint: &Endpoint,
+    limits: Limits,
+    stop: StopSignal,
+    emit: impl FnMut(Record),
+) -> Result<RunSummary, LoadError> {
+    runtime()?.block_on(run_plan(plan, context, endpoint, limits, stop, emit))
+}
+
+/// A runtime on one thread.
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, LoadError> {
+    tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(|source| LoadError::System {
+            what: "cannot start a runtime",
+            source,
+        })
+}

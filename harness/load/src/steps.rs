@@ -1,0 +1,254 @@
+//! Reading the engine's own steps while it runs.
+//!
+//! A server that tells its steps (`GET /steps/stream?from=N`, one JSON object a line, without
+//! end) lets a run explain a stall: the step rows carry instants of the same machine clock as the
+//! token rows. The reader has a connection and a thread of its own, so it delays no request.
+
+use hyper::{Method, StatusCode};
+use pb_contract::{Nanos, StepRow};
+use serde::Deserialize;
+
+use crate::endpoint::Endpoint;
+use crate::error::LoadError;
+use crate::events::error_text;
+use crate::http::{Conn, SendFailure, request};
+use crate::shell_wall::{StopSignal, runtime};
+
+/// Longest line accepted.
+const MAX_LINE_BYTES: usize = 1 << 20;
+
+/// Silence after a stop that ends the reading: what the engine did last has then arrived.
+const QUIET: Nanos = Nanos::from_millis(200);
+
+/// Route of the stream.
+const ROUTE: &str = "/steps/stream";
+
+/// One line of the stream.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum StepItem {
+    /// A step.
+    Row(StepRow),
+    /// The reader was too late for so many steps.
+    Dropped(u64),
+}
+
+/// What was read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct StepEnd {
+    /// Steps.
+    pub rows: u64,
+    /// Steps that the server had dropped before they were read.
+    pub dropped: u64,
+    /// The server ended the stream, not the caller.
+    pub ended_by_server: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Line {
+    Dropped { dropped: u64 },
+    Row(Box<StepRow>),
+}
+
+/// Reads steps from number `from` on and hands each to `on`, until `stop` is on and the stream
+/// has been silent for 200 ms, or the server ends it.
+///
+/// # Errors
+/// No connection, no such route, or a line that is no step.
+pub async fn read_steps(
+    endpoint: &Endpoint,
+    from: u64,
+    stop: StopSignal,
+    mut on: impl FnMut(StepItem),
+) -> Result<StepEnd, LoadError> {
+    let name = format!("GET {}?from={from}", endpoint.path(ROUTE));
+    let control = |reason: String| LoadError::Control {
+        request: name.clone(),
+        reason,
+    };
+    let mut conn = Conn::open(endpoint)
+        .await
+        .map_err(|failure| LoadError::Connect {
+            address: endpoint.authority(),
+            reason: failure.message,
+        })?;
+    let route = format!("{ROUTE}?from={from}");
+    let built = request(
+        endpoint,
+        Method::GET,
+        &route,
+        "application/x-ndjson",
+        Default::default(),
+    );
+    let response = conn
+        .send(built.map_err(|error| control(error.to_string()))?)
+        .await;
+    let response = response.map_err(|failure| match failure {
+        SendFailure::Unsent(_) => control("the server hung up".to_owned()),
+        SendFailure::Broken(error) => control(error.to_string()),
+    })?;
+    let status = response.status();
+    let mut body = response.into_body();
+    if status == StatusCode::NOT_FOUND {
+        return Err(LoadError::Unsupported { request: name });
+    }
+    let mut lines = Lines::default();
+    let mut end = StepEnd::default();
+    loop {
+        let Some(chunk) = next_chunk(&mut conn, &mut body, &stop).await else {
+            return Ok(end);
+        };
+        let Some(bytes) = chunk else {
+            end.ended_by_server = true;
+            return Ok(end);
+        };
+        let bytes = bytes.map_err(|error| control(error.to_string()))?;
+        if status != StatusCode::OK {
+            let message = error_text(&String::from_utf8_lossy(&bytes));
+            return Err(LoadError::Status {
+                request: name,
+                status: status.as_u16(),
+                message,
+            });
+        }
+        lines
+            .feed(&bytes, |item| {
+                match item {
+                    StepItem::Row(_) => end.rows += 1,
+                    StepItem::Dropped(count) => end.dropped += count,
+                }
+                on(item);
+            })
+            .map_err(control)?;
+    }
+}
+
+/// The next bytes; `None` when the caller has stopped and nothing more comes. The inner value is
+/// that of the body: `None` at its end.
+async fn next_chunk(
+    conn: &mut Conn,
+    body: &mut hyper::body::Incoming,
+    stop: &StopSignal,
+) -> Option<Option<hyper::Result<bytes::Bytes>>> {
+    if !stop.is_stopped() {
+        tokio::select! {
+            biased;
+            chunk = conn.chunk(body) => return Some(chunk),
+            () = stop.stopped() => {}
+        }
+    }
+    tokio::time::timeout(QUIET.to_duration(), conn.chunk(body))
+        .await
+        .ok()
+}
+
+/// Cuts bytes into lines and lines into items.
+#[derive(Debug, Default)]
+struct Lines {
+    rest: Vec<u8>,
+}
+
+impl Lines {
+    fn feed(&mut self, bytes: &[u8], mut on: impl FnMut(StepItem)) -> Result<(), String> {
+        for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
+            if self.rest.len() + piece.len() > MAX_LINE_BYTES {
+                return Err(format!("a line is longer than {MAX_LINE_BYTES} bytes"));
+            }
+            self.rest.extend_from_slice(piece);
+            if !piece.ends_with(b"\n") {
+                continue;
+            }
+            let line = self.rest.trim_ascii();
+            if !line.is_empty() {
+                let item = serde_json::from_slice(line)
+                    .map_err(|_| format!("not a step: {}", String::from_utf8_lossy(line)))?;
+                on(match item {
+                    Line::Dropped { dropped } => StepItem::Dropped(dropped),
+                    Line::Row(row) => StepItem::Row(*row),
+                });
+            }
+            self.rest.clear();
+        }
+        Ok(())
+    }
+}
+
+/// A reader on a thread of its own.
+#[derive(Debug)]
+pub struct StepReader {
+    stop: StopSignal,
+    thread: std::thread::JoinHandle<Result<StepEnd, LoadError>>,
+}
+
+impl StepReader {
+    /// Starts reading from step `from` on; `on` runs on the reader's thread.
+    ///
+    /// # Errors
+    /// The system gives no thread or no runtime.
+    pub fn spawn(
+        endpoint: &Endpoint,
+        from: u64,
+        on: impl FnMut(StepItem) + Send + 'static,
+    ) -> Result<StepReader, LoadError> {
+        let (stop, endpoint) = (StopSignal::new(), endpoint.clone());
+        let signal = stop.clone();
+        let runtime = runtime()?;
+        let thread = std::thread::Builder::new()
+            .name("step-reader".to_owned())
+            .spawn(move || runtime.block_on(read_steps(&endpoint, from, signal, on)))
+            .map_err(|source| LoadError::System {
+                what: "cannot start a thread",
+                source,
+            })?;
+        Ok(StepReader { stop, thread })
+    }
+
+    /// Reads what is left and ends.
+    ///
+    /// # Errors
+    /// Whatever went wrong while reading; rows handed out before remain good.
+    pub fn stop(self) -> Result<StepEnd, LoadError> {
+        self.stop.stop();
+        self.thread.join().unwrap_or_else(|_| {
+            Err(LoadError::Control {
+                request: format!("GET {ROUTE}"),
+                reason: "the reader's callback panicked".to_owned(),
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_in_any_split_give_the_same_items() {
+        let row = StepRow {
+            step: 7,
+            duration_ns: Nanos(9),
+            ..StepRow::default()
+        };
+        let text = format!(
+            "{}\n\n{{\"dropped\":3}}\r\n{{",
+            serde_json::to_string(&row).unwrap()
+        );
+        for cut in 0..=text.len() {
+            let (mut lines, mut items) = (Lines::default(), Vec::new());
+            for part in [&text.as_bytes()[..cut], &text.as_bytes()[cut..]] {
+                lines.feed(part, |item| items.push(item)).unwrap();
+            }
+            assert_eq!(items, [StepItem::Row(row), StepItem::Dropped(3)]);
+        }
+    }
+
+    #[test]
+    fn other_lines_are_refused() {
+        let mut lines = Lines::default();
+        let error = lines.feed(b"{\"step\":1}\n", |_| {}).unwrap_err();
+        assert!(error.starts_with("not a step"), "{error}");
+        let mut lines = Lines::default();
+        let long = vec![b' '; MAX_LINE_BYTES + 1];
+        assert!(lines.feed(&long, |_| {}).is_err());
+    }
+}

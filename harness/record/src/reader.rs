@@ -1,0 +1,230 @@
+//! Reading a run directory again, whole or broken off.
+//!
+//! A run that was killed is not lost: its manifest says `running`, its tables may end in half a
+//! line, some tokens may belong to a request that never ended. The reader gives what is whole,
+//! counts what is not, and says so; only a row that is whole and wrong is an error.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+use pb_contract::manifest::{RUN_SCHEMA_VERSION, RunManifest, RunState};
+use pb_contract::{RequestId, RequestRow, TokenRow};
+use serde::de::DeserializeOwned;
+
+use crate::error::RecordError;
+use crate::step::{FlatStep, StepRecord};
+use crate::table;
+use crate::writer::{MANIFEST, plain};
+
+/// Opens run directories.
+#[derive(Debug)]
+pub struct RunReader;
+
+/// Which request a row belongs to.
+type Key = (String, u32, RequestId);
+
+/// Everything that a run directory holds.
+#[derive(Clone, Debug)]
+pub struct RunData {
+    /// The directory.
+    pub dir: PathBuf,
+    /// The manifest.
+    pub manifest: RunManifest,
+    /// Requests, ordered by block, arm as it ran, request: the order of the file.
+    pub requests: Vec<RequestRow>,
+    /// Content events of those requests, ordered by `(arm, block, request, event)`.
+    pub tokens: Vec<TokenRow>,
+    /// Engine steps, in the order of the file; empty when the server tells none.
+    pub steps: Vec<StepRecord>,
+    /// What a reader of the run should know: cut-off lines, missing files, an unfinished run.
+    pub notes: Vec<String>,
+    /// Last lines that were cut off, over all tables.
+    pub partial_lines: u64,
+    /// Content events left out because their request never ended.
+    pub orphan_tokens: u64,
+    index: BTreeMap<Key, Range<usize>>,
+}
+
+impl RunReader {
+    /// Reads a run directory.
+    ///
+    /// # Errors
+    /// No manifest, a manifest of an unknown version, or a whole row that does not parse: the
+    /// message names file, line, column and value.
+    pub fn open(dir: &Path) -> Result<RunData, RecordError> {
+        let manifest = read_manifest(dir)?;
+        let mut notes = Vec::new();
+        let mut partial_lines = 0;
+        let requests = read_table(dir, table::REQUESTS, &mut notes, &mut partial_lines)?;
+        let tokens = read_table(dir, table::TOKENS, &mut notes, &mut partial_lines)?;
+        let flat: Vec<FlatStep> = read_table(dir, table::STEPS, &mut notes, &mut partial_lines)?;
+        let steps = flat.into_iter().map(StepRecord::from).collect();
+        let mut data = RunData::from_parts(dir, manifest, requests, tokens, steps)?;
+        data.notes.splice(0..0, notes);
+        data.partial_lines = partial_lines;
+        Ok(data)
+    }
+}
+
+impl RunData {
+    /// Puts rows together that did not come from files (a simulation, a test).
+    ///
+    /// # Errors
+    /// Two rows for one request.
+    pub fn from_parts(
+        dir: &Path,
+        manifest: RunManifest,
+        requests: Vec<RequestRow>,
+        mut tokens: Vec<TokenRow>,
+        steps: Vec<StepRecord>,
+    ) -> Result<RunData, RecordError> {
+        let mut index: BTreeMap<Key, Range<usize>> = BTreeMap::new();
+        for row in &requests {
+            if index
+                .insert((row.arm.clone(), row.block, row.request), 0..0)
+                .is_some()
+            {
+                return Err(RecordError::Duplicate {
+                    path: dir.join(table::REQUESTS),
+                    arm: row.arm.clone(),
+                    block: row.block,
+                    request: row.request.0,
+                });
+            }
+        }
+        let before = tokens.len();
+        tokens.retain(|row| index.contains_key(&(row.arm.clone(), row.block, row.request)));
+        let orphan_tokens = (before - tokens.len()) as u64;
+        tokens.sort_by(|a, b| {
+            let key = |row: &TokenRow| (row.block, row.request, row.event);
+            a.arm.cmp(&b.arm).then(key(a).cmp(&key(b)))
+        });
+        index_tokens(&tokens, &mut index);
+        let mut data = RunData {
+            dir: dir.to_owned(),
+            manifest,
+            requests,
+            tokens,
+            steps,
+            notes: Vec::new(),
+            partial_lines: 0,
+            orphan_tokens,
+            index,
+        };
+        data.add_notes();
+        Ok(data)
+    }
+
+    /// Whether the run reached its planned end.
+    pub fn complete(&self) -> bool {
+        self.manifest.state == RunState::Complete
+    }
+
+    /// The content events of one request, in order; empty when it had none.
+    pub fn tokens_of(&self, row: &RequestRow) -> &[TokenRow] {
+        let key = (row.arm.clone(), row.block, row.request);
+        self.index
+            .get(&key)
+            .map_or(&[], |range| &self.tokens[range.clone()])
+    }
+
+    /// A JSON file of the directory, or `None` when it does not exist.
+    ///
+    /// # Errors
+    /// A file that is not that value.
+    pub fn read_json<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, RecordError> {
+        let path = plain(&self.dir, name)?;
+        let Some(bytes) = read_if_there(&path)? else {
+            return Ok(None);
+        };
+        serde_json::from_slice(&bytes)
+            .map(Some)
+            .map_err(|error| RecordError::json(&path, error))
+    }
+
+    fn add_notes(&mut self) {
+        match self.manifest.state {
+            RunState::Complete => {}
+            RunState::Running => self.notes.push(
+                "incomplete: the run is still being written, or its writer was killed".to_owned(),
+            ),
+            RunState::Interrupted => {
+                self.notes
+                    .push("incomplete: the run was stopped before its end".to_owned());
+            }
+        }
+        if self.orphan_tokens > 0 {
+            self.notes.push(format!(
+                "{} content events left out: their requests had not ended",
+                self.orphan_tokens
+            ));
+        }
+    }
+}
+
+fn index_tokens(tokens: &[TokenRow], index: &mut BTreeMap<Key, Range<usize>>) {
+    let mut start = 0;
+    for chunk in
+        tokens.chunk_by(|a, b| (a.block, a.request) == (b.block, b.request) && a.arm == b.arm)
+    {
+        let end = start + chunk.len();
+        index.insert(
+            (chunk[0].arm.clone(), chunk[0].block, chunk[0].request),
+            start..end,
+        );
+        start = end;
+    }
+}
+
+fn read_manifest(dir: &Path) -> Result<RunManifest, RecordError> {
+    let path = dir.join(MANIFEST);
+    let bytes = read_if_there(&path)?.ok_or_else(|| RecordError::NotARun(dir.to_owned()))?;
+    // The version is read before anything else: a later layout may have other fields.
+    let value: serde_json::Value =
+        serde_json::from_slice(&bytes).map_err(|error| RecordError::json(&path, error))?;
+    let version = value
+        .get("schema_version")
+        .and_then(serde_json::Value::as_u64);
+    let Some(found) = version else {
+        return Err(RecordError::json(
+            &path,
+            "no schema_version: this is not a run manifest",
+        ));
+    };
+    if found != u64::from(RUN_SCHEMA_VERSION) {
+        return Err(RecordError::Schema {
+            path,
+            found,
+            known: RUN_SCHEMA_VERSION,
+        });
+    }
+    serde_json::from_slice(&bytes).map_err(|error| RecordError::json(&path, error))
+}
+
+fn read_table<T: DeserializeOwned>(
+    dir: &Path,
+    name: &str,
+    notes: &mut Vec<String>,
+    partial_lines: &mut u64,
+) -> Result<Vec<T>, RecordError> {
+    let path = dir.join(name);
+    let Some(bytes) = read_if_there(&path)? else {
+        notes.push(format!("{name} is missing: read as empty"));
+        return Ok(Vec::new());
+    };
+    let table = table::decode(&bytes, &path)?;
+    if table.partial {
+        *partial_lines += 1;
+        notes.push(format!("{name}: the last line was cut off and is left out"));
+    }
+    Ok(table.rows)
+}
+
+fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, RecordError> {
+    match std::fs::read(path) {
+        Ok(bytes) => Ok(Some(bytes)),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(RecordError::io("read", path)(error)),
+    }
+}

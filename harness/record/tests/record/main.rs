@@ -1,0 +1,6 @@
+//! Run directories from outside: written, read, broken, killed.
+
+mod common;
+mod directory;
+mod kill;
+mod metrics;

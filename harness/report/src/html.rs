@@ -1,0 +1,154 @@
+//! `report.html`: one file without scripts, fonts or anything else from elsewhere.
+//!
+//! Everything that came from a run (arm names, server messages) passes through the template's
+//! escaping or through [`crate::format::escape`]; only strings built here are marked safe.
+
+use minijinja::value::Serde;
+use minijinja::{AutoEscape, Environment};
+use pb_judge::run::{RunVerdict, Samples, block_numbers};
+use pb_record::RunData;
+use serde::Serialize;
+
+use crate::ReportError;
+use crate::plots::{self, Figure, ecdf::Series};
+use crate::sections::{Section, sections};
+
+const TEMPLATE: &str = include_str!("report.html.j2");
+const STYLE: &str = include_str!("style.css");
+
+#[derive(Serialize)]
+struct Page {
+    kind: String,
+    title: String,
+    receipt: String,
+    outcome: &'static str,
+    sentence: String,
+    reasons: Vec<String>,
+    style: &'static str,
+    sections: Vec<HtmlSection>,
+}
+
+#[derive(Serialize)]
+struct HtmlSection {
+    title: String,
+    text: Vec<String>,
+    tables: Vec<String>,
+    figures: Vec<Figure>,
+}
+
+/// Renders the page.
+pub(crate) fn render(data: &RunData, verdict: &RunVerdict) -> Result<String, ReportError> {
+    let mut environment = Environment::new();
+    environment.set_auto_escape_callback(|_| AutoEscape::Html);
+    environment.add_template("report", TEMPLATE)?;
+    let mut figures = figures(data, verdict);
+    let page = Page {
+        kind: verdict.kind.clone(),
+        title: crate::sections::title(verdict),
+        receipt: crate::sections::receipt(verdict),
+        outcome: verdict.outcome.word(),
+        sentence: verdict.sentence.clone(),
+        reasons: verdict.validity.reasons.clone(),
+        style: STYLE,
+        sections: sections(verdict)
+            .iter()
+            .map(|s| html_section(s, &mut figures))
+            .collect(),
+    };
+    Ok(environment.get_template("report")?.render(Serde(page))?)
+}
+
+fn html_section(section: &Section, figures: &mut Vec<(&'static str, Figure)>) -> HtmlSection {
+    let (mine, others): (Vec<_>, Vec<_>) =
+        figures.drain(..).partition(|(key, _)| *key == section.key);
+    *figures = others;
+    HtmlSection {
+        title: section.title.clone(),
+        text: section.text.clone(),
+        tables: section.tables.iter().map(|table| table.html()).collect(),
+        figures: mine.into_iter().map(|(_, figure)| figure).collect(),
+    }
+}
+
+/// The pictures, each with the key of the section in which it stands.
+fn figures(data: &RunData, verdict: &RunVerdict) -> Vec<(&'static str, Figure)> {
+    let comparison = verdict.performance.comparison.as_ref();
+    let arms: Vec<String> = match comparison {
+        Some(comparison) => vec![comparison.baseline.clone(), comparison.candidate.clone()],
+        None => verdict
+            .performance
+            .arms
+            .iter()
+            .map(|arm| arm.name.clone())
+            .collect(),
+    };
+    let ttft_class = comparison.and_then(|c| c.ttft_class.as_deref());
+    let itl_class = comparison.and_then(|c| c.itl_class.as_deref());
+    let block = shown_block(data, &arms);
+    let mut figures = Vec::new();
+    let forest = plots::forest::forest("forest", verdict);
+    figures.extend(forest.map(|figure| ("comparison", figure)));
+    figures.push((
+        "latency",
+        distribution(data, &arms, ttft_class, Which::Ttft),
+    ));
+    figures.push(("latency", distribution(data, &arms, itl_class, Which::Itl)));
+    let timeline = plots::timeline::timeline("timeline", data, &arms, itl_class, block);
+    figures.push(("latency", timeline));
+    figures.push(("steps", plots::step_cost::step_cost("steps", data, &arms)));
+    figures.push((
+        "buckets",
+        plots::buckets::buckets("buckets", data, &arms, block),
+    ));
+    let numerics = plots::numerics::numerics("numerics", verdict);
+    figures.extend(numerics.map(|figure| ("correctness", figure)));
+    figures
+}
+
+/// The first block that every arm ran, so that the panels of a picture show the same schedule.
+fn shown_block(data: &RunData, arms: &[String]) -> u32 {
+    let blocks: Vec<Vec<u32>> = arms.iter().map(|arm| block_numbers(data, arm)).collect();
+    let first = blocks.first().map_or(&[][..], Vec::as_slice);
+    let common = first
+        .iter()
+        .find(|block| blocks.iter().all(|all| all.contains(block)));
+    common
+        .or(blocks.iter().flatten().min())
+        .copied()
+        .unwrap_or(0)
+}
+
+#[derive(Clone, Copy)]
+enum Which {
+    Ttft,
+    Itl,
+}
+
+fn distribution(data: &RunData, arms: &[String], class: Option<&str>, which: Which) -> Figure {
+    let samples: Vec<Samples> = arms
+        .iter()
+        .map(|arm| Samples::of(data, arm, class).sorted())
+        .collect();
+    let series: Vec<Series<'_>> = arms
+        .iter()
+        .zip(&samples)
+        .map(|(name, samples)| Series {
+            name,
+            sorted_ns: match which {
+                Which::Ttft => &samples.ttft,
+                Which::Itl => &samples.itl,
+            },
+        })
+        .collect();
+    let of_class = class.map_or_else(String::new, |class| format!(" ({class})"));
+    match which {
+        Which::Ttft => {
+            let title = format!("Time to first token{of_class}");
+            plots::ecdf::ecdf("ttft", &title, "time to first token", &series)
+        }
+        Which::Itl => {
+            let title = format!("Time between tokens{of_class}");
+            plots::ecdf::ecdf("itl", &title, "inter-token latency", &series)
+        }
+    }
+}

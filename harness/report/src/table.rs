@@ -1,0 +1,264 @@
+//! A table before it is drawn, so that the terminal, Markdown and HTML show the same cells.
+
+use comfy_table::{
+    Cell, CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table as Drawn,
+    TableStyle, Width,
+};
+
+use crate::format::escape;
+
+/// One line under the header and one at the end: rows need none between them.
+const LINES: TableStyle = TableStyle::new()
+    .header_separator(LineStyle::none().fill('─').junction('─'))
+    .bottom_border(LineStyle::none().fill('─').junction('─'));
+
+/// A table with a caption. Every row has as many cells as there are headers.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Table {
+    /// What the table shows, with the units of its numbers.
+    pub caption: String,
+    /// Column headers.
+    pub headers: Vec<&'static str>,
+    /// Number of leading columns that hold words; the others hold numbers and align right.
+    pub words: usize,
+    /// Rows.
+    pub rows: Vec<Vec<String>>,
+}
+
+impl Table {
+    /// An empty table whose first `words` columns hold words.
+    pub fn new(caption: impl Into<String>, words: usize, headers: &[&'static str]) -> Table {
+        Table {
+            caption: caption.into(),
+            headers: headers.to_vec(),
+            words,
+            rows: Vec::new(),
+        }
+    }
+
+    /// Appends a row.
+    pub fn push(&mut self, row: Vec<String>) {
+        assert_eq!(
+            row.len(),
+            self.headers.len(),
+            "a row has one cell for each header"
+        );
+        self.rows.push(row);
+    }
+
+    /// Drawn with lines for a terminal of `width` columns; long cells wrap between words. When
+    /// not even single words fit side by side, each row becomes a list of its cells.
+    pub fn terminal(&self, width: u16) -> String {
+        let narrowest = self.narrowest();
+        let fits = narrowest.iter().sum::<usize>() <= usize::from(width);
+        let body = if fits {
+            self.drawn(width, &narrowest)
+        } else {
+            self.listed()
+        };
+        format!("{}\n{body}\n", self.caption)
+    }
+
+    /// Width of each column that gives its longest word a line of its own.
+    fn narrowest(&self) -> Vec<usize> {
+        // Only plain spaces break: a non-breaking one keeps an interval together.
+        let longest = |text: &str| {
+            text.split(' ')
+                .map(|w| w.chars().count())
+                .max()
+                .unwrap_or(0)
+        };
+        let column = |i: usize| {
+            let cells = self.rows.iter().map(|row| longest(&row[i]));
+            cells.chain([longest(self.headers[i])]).max().unwrap_or(0) + 2
+        };
+        (0..self.headers.len()).map(column).collect()
+    }
+
+    fn drawn(&self, width: u16, narrowest: &[usize]) -> String {
+        let mut drawn = Drawn::new();
+        drawn.load_style(LINES);
+        drawn
+            .set_content_arrangement(ContentArrangement::Dynamic)
+            .set_width(width);
+        drawn.set_header(
+            self.headers
+                .iter()
+                .enumerate()
+                .map(|(i, h)| self.cell(i, h)),
+        );
+        for row in &self.rows {
+            drawn.add_row(
+                row.iter()
+                    .enumerate()
+                    .map(|(i, text)| self.cell(i, &visible(text))),
+            );
+        }
+        let lower = |&columns: &usize| {
+            ColumnConstraint::LowerBoundary(Width::Fixed(u16::try_from(columns).unwrap_or(width)))
+        };
+        drawn.set_constraints(narrowest.iter().map(lower));
+        let text = drawn.to_string();
+        let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
+        lines.join("\n")
+    }
+
+    fn listed(&self) -> String {
+        let mut lines = Vec::new();
+        for row in &self.rows {
+            for (i, (header, text)) in self.headers.iter().zip(row).enumerate() {
+                let indent = if i == 0 { "- " } else { "  " };
+                lines.push(format!("{indent}{header}: {}", visible(text)));
+            }
+        }
+        lines.join("\n")
+    }
+
+    fn cell(&self, column: usize, text: &str) -> Cell {
+        let right = column >= self.words;
+        let alignment = if right {
+            CellAlignment::Right
+        } else {
+            CellAlignment::Left
+        };
+        Cell::new(text).set_alignment(alignment)
+    }
+
+    /// As a Markdown table.
+    pub fn markdown(&self) -> String {
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let mut text = format!("{}\n\n", markdown_safe(&self.caption));
+        text.push_str(&line(self.headers.iter().map(|&h| h.to_owned()).collect()));
+        let rule = |i| if i >= self.words { "---:" } else { "---" }.to_owned();
+        text.push_str(&line((0..self.headers.len()).map(rule).collect()));
+        for row in &self.rows {
+            text.push_str(&line(row.iter().map(|cell| markdown_safe(cell)).collect()));
+        }
+        text
+    }
+
+    /// As an HTML table in a box that scrolls by itself, so that a narrow window never scrolls
+    /// the page sideways. The box can be reached by keyboard.
+    pub fn html(&self) -> String {
+        let caption = escape(&self.caption);
+        let mut text = format!(
+            "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{caption}\">\n\
+             <table>\n<caption>{caption}</caption>\n<thead><tr>"
+        );
+        for (i, header) in self.headers.iter().enumerate() {
+            let class = if i >= self.words {
+                " class=\"number\""
+            } else {
+                ""
+            };
+            text.push_str(&format!("<th scope=\"col\"{class}>{}</th>", escape(header)));
+        }
+        text.push_str("</tr></thead>\n<tbody>\n");
+        for row in &self.rows {
+            text.push_str("<tr>");
+            for (i, cell) in row.iter().enumerate() {
+                let cell_text = escape(cell);
+                text.push_str(&match i {
+                    0 => format!("<th scope=\"row\">{cell_text}</th>"),
+                    i if i >= self.words => format!("<td class=\"number\">{cell_text}</td>"),
+                    _ => format!("<td{}>{cell_text}</td>", state_class(cell)),
+                });
+            }
+            text.push_str("</tr>\n");
+        }
+        text.push_str("</tbody>\n</table>\n</div>\n");
+        text
+    }
+}
+
+/// The class of a cell whose whole text is a conclusion.
+fn state_class(cell: &str) -> &'static str {
+    match cell {
+        "held" | "passed" | "pass" | "better" | "rejected" | "proven" => " class=\"good\"",
+        "BROKEN" | "FAILED" | "fail" | "worse" | "NOT NOTICED" | "NOT PROVEN" | "void" => {
+            " class=\"bad\""
+        }
+        "inconclusive" | "not checked" => " class=\"open\"",
+        _ => "",
+    }
+}
+
+/// Control characters out of cells: a server's error message must not drive the terminal.
+fn visible(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect()
+}
+
+/// Text that Markdown shows as it is, on one line.
+pub(crate) fn markdown_safe(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '|' | '*' | '`' | '[' | ']' | '\\' => {
+                safe.push('\\');
+                safe.push(character);
+            }
+            '<' => safe.push_str("&lt;"),
+            '>' => safe.push_str("&gt;"),
+            '&' => safe.push_str("&amp;"),
+            c if c.is_control() => safe.push(' '),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Table {
+        let mut table = Table::new("Latency in ms", 1, &["arm", "p50"]);
+        table.push(vec!["<script>|".into(), "12.3".into()]);
+        table
+    }
+
+    #[test]
+    fn markdown_keeps_its_columns_whatever_the_text() {
+        let text = sample().markdown();
+        assert_eq!(
+            text,
+            "Latency in ms\n\n| arm | p50 |\n| --- | ---: |\n| &lt;script&gt;\\| | 12.3 |\n"
+        );
+    }
+
+    #[test]
+    fn html_escapes_and_captions() {
+        let text = sample().html();
+        assert!(text.contains("<caption>Latency in ms</caption>"), "{text}");
+        assert!(
+            text.contains("<th scope=\"row\">&lt;script&gt;|</th>"),
+            "{text}"
+        );
+        assert!(text.contains("<td class=\"number\">12.3</td>"), "{text}");
+    }
+
+    #[test]
+    fn the_terminal_width_is_kept_and_controls_are_shown() {
+        let mut table = Table::new("Checks", 2, &["check", "found"]);
+        table.push(vec![
+            "x".repeat(20),
+            format!("\u{1b}[2J {}", "long words ".repeat(30)),
+        ]);
+        let text = table.terminal(60);
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 60),
+            "{text}"
+        );
+        assert!(!text.contains('\u{1b}'), "{text}");
+    }
+
+    #[test]
+    fn rows_become_lists_when_words_do_not_fit() {
+        let mut table = Table::new("Wide", 1, &["arm", "p50"]);
+        table.push(vec!["a".repeat(30), "1 ms".to_owned()]);
+        let want = format!("Wide\n- arm: {}\n  p50: 1 ms\n", "a".repeat(30));
+        assert_eq!(table.terminal(30), want);
+    }
+}

@@ -1,0 +1,174 @@
+//! The report as text: for a terminal and as Markdown.
+
+use pb_judge::run::{Outcome, RunVerdict};
+
+use crate::sections::{receipt, sections, title};
+use crate::table::markdown_safe;
+
+pub(crate) fn terminal(verdict: &RunVerdict, width: u16, color: bool) -> String {
+    let paint = Paint { color };
+    let columns = usize::from(width);
+    let mut text = String::new();
+    text.push_str(&wrapped(&paint, "1", &title(verdict), columns));
+    text.push_str(&wrapped(&paint, "2", &receipt(verdict), columns));
+    text.push('\n');
+    let headline = format!(
+        "{}. {}",
+        verdict.outcome.word().to_uppercase(),
+        verdict.sentence
+    );
+    text.push_str(&wrapped(
+        &paint,
+        outcome_style(verdict.outcome),
+        &headline,
+        columns,
+    ));
+    for section in sections(verdict) {
+        text.push('\n');
+        text.push_str(&wrapped(
+            &paint,
+            "1",
+            &format!("## {}", section.title),
+            columns,
+        ));
+        for line in &section.text {
+            text.push_str(&wrapped(&paint, "", line, columns));
+        }
+        for table in &section.tables {
+            if !table.rows.is_empty() {
+                text.push('\n');
+                let drawn = table.terminal(width);
+                // Captions and listed cells are sentences: they wrap, drawn lines fit already.
+                let lines = drawn
+                    .lines()
+                    .map(|line| match line.chars().count() > columns {
+                        true => wrapped(&paint, "", line, columns),
+                        false => format!("{line}\n"),
+                    });
+                text.push_str(&paint.words(&lines.collect::<String>()));
+            }
+        }
+    }
+    text
+}
+
+pub(crate) fn markdown(verdict: &RunVerdict) -> String {
+    let mut text = format!("# {}\n\n", markdown_safe(&title(verdict)));
+    text.push_str(&format!("{}\n\n", markdown_safe(&receipt(verdict))));
+    let word = verdict.outcome.word().to_uppercase();
+    text.push_str(&format!(
+        "**{word}.** {}\n",
+        markdown_safe(&verdict.sentence)
+    ));
+    for section in sections(verdict) {
+        text.push_str(&format!("\n## {}\n", markdown_safe(&section.title)));
+        for line in &section.text {
+            text.push_str(&format!("\n{}\n", markdown_safe(line)));
+        }
+        for table in section.tables.iter().filter(|table| !table.rows.is_empty()) {
+            text.push_str(&format!("\n{}", table.markdown()));
+        }
+    }
+    text
+}
+
+fn outcome_style(outcome: Outcome) -> &'static str {
+    match outcome {
+        Outcome::Pass => "1;32",
+        Outcome::Fail | Outcome::Void => "1;31",
+        Outcome::Inconclusive => "1;33",
+    }
+}
+
+/// Terminal colours, or none.
+struct Paint {
+    color: bool,
+}
+
+impl Paint {
+    fn style(&self, code: &str, text: &str) -> String {
+        if self.color && !code.is_empty() {
+            format!("\u{1b}[{code}m{text}\u{1b}[0m")
+        } else {
+            text.to_owned()
+        }
+    }
+
+    /// Colours the conclusions in a drawn table. Done after drawing, so that the width of a cell
+    /// is the width of its text.
+    fn words(&self, table: &str) -> String {
+        if !self.color {
+            return table.to_owned();
+        }
+        let words = [
+            (" BROKEN ", "31"),
+            (" FAILED ", "31"),
+            (" NOT PROVEN ", "31"),
+            (" NOT NOTICED ", "31"),
+            (" worse ", "31"),
+            (" better ", "32"),
+            (" rejected ", "32"),
+            (" inconclusive ", "33"),
+        ];
+        let mut painted = table.replace('\n', " \n");
+        for (word, code) in words {
+            painted = painted.replace(word, &format!(" {} ", self.style(code, word.trim())));
+        }
+        painted.replace(" \n", "\n")
+    }
+}
+
+/// Text broken into lines of at most `columns` characters, each styled by itself. Control
+/// characters become visible, since some of the text came from a server.
+fn wrapped(paint: &Paint, code: &str, text: &str, columns: usize) -> String {
+    let mut lines: Vec<String> = vec![String::new()];
+    let clean: String = text
+        .chars()
+        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
+        .collect();
+    for word in clean.split_whitespace() {
+        let mut rest: Vec<char> = word.chars().collect();
+        loop {
+            // OK because the list starts with one line and only grows.
+            let line = lines.last_mut().expect("at least one line");
+            let used = line.chars().count();
+            let gap = usize::from(used > 0);
+            if used + gap + rest.len() <= columns {
+                line.push_str(&" ".repeat(gap));
+                line.extend(rest.iter());
+                break;
+            }
+            if used > 0 {
+                lines.push(String::new());
+                continue;
+            }
+            // A word longer than a line is cut.
+            line.extend(rest.drain(..columns));
+            lines.push(String::new());
+        }
+    }
+    lines
+        .iter()
+        .map(|line| format!("{}\n", paint.style(code, line)))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_never_exceed_the_width() {
+        let plain = Paint { color: false };
+        let text = wrapped(&plain, "1", &format!("a bb {} c", "x".repeat(25)), 10);
+        assert_eq!(text, "a bb\nxxxxxxxxxx\nxxxxxxxxxx\nxxxxx c\n");
+    }
+
+    #[test]
+    fn colours_only_when_asked_for() {
+        let (plain, colored) = (Paint { color: false }, Paint { color: true });
+        assert_eq!(plain.words(" worse \n"), " worse \n");
+        assert_eq!(colored.words("x worse\n"), "x \u{1b}[31mworse\u{1b}[0m\n");
+        assert_eq!(wrapped(&colored, "1", "hi", 10), "\u{1b}[1mhi\u{1b}[0m\n");
+    }
+}

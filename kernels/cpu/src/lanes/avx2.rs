@@ -1,0 +1,69 @@
+//! Two 256-bit registers. Sixteen registers in all, so a GEMM tile is six rows by one vector
+//! (12 accumulators) and a panel is walked in three column passes.
+
+use std::arch::x86_64::*;
+
+use super::{Lanes, lane_ops};
+
+/// Sixteen lanes in two registers, lower half first.
+#[derive(Clone, Copy)]
+pub(crate) struct V256(__m256, __m256);
+
+#[inline(always)]
+unsafe fn widen(p: *const u16) -> __m256 {
+    // SAFETY: the caller promises 8 readable elements and an AVX2 CPU.
+    unsafe {
+        let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+    }
+}
+
+#[inline(always)]
+unsafe fn pow2_half(n: __m256) -> __m256 {
+    // SAFETY: the caller promises an AVX2 CPU.
+    unsafe {
+        let biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+        _mm256_castsi256_ps(_mm256_slli_epi32::<23>(biased))
+    }
+}
+
+impl Lanes for V256 {
+    const GEMM_ROWS: usize = 6;
+    const GEMM_VECS: usize = 1;
+    const ATTN_ROWS: usize = 4;
+    const ATTN_VECS: usize = 1;
+
+    lane_ops! {
+        fn splat(x: f32) -> Self = V256(_mm256_set1_ps(x), _mm256_set1_ps(x));
+        fn load(p: *const f32) -> Self = V256(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8)));
+        fn load_bf16(p: *const u16) -> Self = V256(widen(p), widen(p.add(8)));
+        fn store(x: Self, p: *mut f32) = {
+            _mm256_storeu_ps(p, x.0);
+            _mm256_storeu_ps(p.add(8), x.1);
+        };
+        fn add(a: Self, b: Self) -> Self =
+            V256(_mm256_add_ps(a.0, b.0), _mm256_add_ps(a.1, b.1));
+        fn sub(a: Self, b: Self) -> Self =
+            V256(_mm256_sub_ps(a.0, b.0), _mm256_sub_ps(a.1, b.1));
+        fn mul(a: Self, b: Self) -> Self =
+            V256(_mm256_mul_ps(a.0, b.0), _mm256_mul_ps(a.1, b.1));
+        fn div(a: Self, b: Self) -> Self =
+            V256(_mm256_div_ps(a.0, b.0), _mm256_div_ps(a.1, b.1));
+        fn fma(a: Self, b: Self, c: Self) -> Self =
+            V256(_mm256_fmadd_ps(a.0, b.0, c.0), _mm256_fmadd_ps(a.1, b.1, c.1));
+        fn max(a: Self, b: Self) -> Self =
+            V256(_mm256_max_ps(a.0, b.0), _mm256_max_ps(a.1, b.1));
+        fn min(a: Self, b: Self) -> Self =
+            V256(_mm256_min_ps(a.0, b.0), _mm256_min_ps(a.1, b.1));
+        fn round(a: Self) -> Self =
+            V256(_mm256_round_ps::<0x08>(a.0), _mm256_round_ps::<0x08>(a.1));
+        fn pow2(n: Self) -> Self = V256(pow2_half(n.0), pow2_half(n.1));
+        fn zero_where_below(a: Self, x: Self, limit: f32) -> Self = {
+            let limit = _mm256_set1_ps(limit);
+            let lower = _mm256_cmp_ps::<_CMP_NLT_UQ>(x.0, limit);
+            let upper = _mm256_cmp_ps::<_CMP_NLT_UQ>(x.1, limit);
+            V256(_mm256_and_ps(lower, a.0), _mm256_and_ps(upper, a.1))
+        };
+        fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+}

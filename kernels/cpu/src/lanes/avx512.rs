@@ -1,0 +1,44 @@
+//! One 512-bit register. Eight rows by three vectors use 24 of the 32 registers as
+//! accumulators, which keeps the multiply-add pipes full without spilling.
+
+use std::arch::x86_64::*;
+
+use super::{Lanes, lane_ops};
+
+/// Sixteen lanes in one register.
+#[derive(Clone, Copy)]
+pub(crate) struct V512(__m512);
+
+impl Lanes for V512 {
+    const GEMM_ROWS: usize = 8;
+    const GEMM_VECS: usize = 3;
+    const ATTN_ROWS: usize = 8;
+    const ATTN_VECS: usize = 4;
+
+    lane_ops! {
+        fn splat(x: f32) -> Self = V512(_mm512_set1_ps(x));
+        fn load(p: *const f32) -> Self = V512(_mm512_loadu_ps(p));
+        fn load_bf16(p: *const u16) -> Self = {
+            let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
+            V512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+        };
+        fn store(x: Self, p: *mut f32) = _mm512_storeu_ps(p, x.0);
+        fn add(a: Self, b: Self) -> Self = V512(_mm512_add_ps(a.0, b.0));
+        fn sub(a: Self, b: Self) -> Self = V512(_mm512_sub_ps(a.0, b.0));
+        fn mul(a: Self, b: Self) -> Self = V512(_mm512_mul_ps(a.0, b.0));
+        fn div(a: Self, b: Self) -> Self = V512(_mm512_div_ps(a.0, b.0));
+        fn fma(a: Self, b: Self, c: Self) -> Self = V512(_mm512_fmadd_ps(a.0, b.0, c.0));
+        fn max(a: Self, b: Self) -> Self = V512(_mm512_max_ps(a.0, b.0));
+        fn min(a: Self, b: Self) -> Self = V512(_mm512_min_ps(a.0, b.0));
+        fn round(a: Self) -> Self = V512(_mm512_roundscale_ps::<0x08>(a.0));
+        fn pow2(n: Self) -> Self = {
+            let biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.0), _mm512_set1_epi32(127));
+            V512(_mm512_castsi512_ps(_mm512_slli_epi32::<23>(biased)))
+        };
+        fn zero_where_below(a: Self, x: Self, limit: f32) -> Self = {
+            let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x.0, _mm512_set1_ps(limit));
+            V512(_mm512_maskz_mov_ps(keep, a.0))
+        };
+        fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+}

@@ -1,0 +1,115 @@
+//! Sixteen f32 lanes, whatever the instruction set.
+//!
+//! Kernels are written once over this trait. Sixteen is fixed (one AVX-512 register, two AVX2
+//! registers, an array elsewhere), because the lane count decides which partial sum a value
+//! joins, hence the bits of the result. Every operation rounds exactly as IEEE 754 says, so
+//! all implementations agree bit for bit.
+
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(crate) mod avx512;
+pub(crate) mod portable;
+
+/// Number of f32 lanes in every implementation.
+pub(crate) const LANES: usize = 16;
+
+/// Sixteen f32 values.
+///
+/// # Safety
+/// Every method may execute instructions of the implementation's instruction set, so callers
+/// must run on a CPU that has it (an [`crate::Isa`] value is the proof), and the pointer
+/// methods access 16 elements at any alignment.
+pub(crate) trait Lanes: Copy {
+    /// Most rows of the activation matrix that a GEMM tile holds in registers.
+    const GEMM_ROWS: usize;
+    /// Vectors of output columns in a GEMM tile: 3 (a whole panel) or 1.
+    const GEMM_VECS: usize;
+    /// Most query rows that an attention tile holds in registers (8 or 4).
+    const ATTN_ROWS: usize;
+    /// Vectors of head dimension that a value tile of 4 rows or fewer may hold (4 or 1).
+    const ATTN_VECS: usize;
+
+    /// All lanes `x`.
+    unsafe fn splat(x: f32) -> Self;
+    /// Loads 16 values.
+    unsafe fn load(p: *const f32) -> Self;
+    /// Loads 16 bf16 bit patterns and widens them exactly.
+    unsafe fn load_bf16(p: *const u16) -> Self;
+    /// Stores 16 values.
+    unsafe fn store(x: Self, p: *mut f32);
+    /// `a + b`.
+    unsafe fn add(a: Self, b: Self) -> Self;
+    /// `a - b`.
+    unsafe fn sub(a: Self, b: Self) -> Self;
+    /// `a * b`.
+    unsafe fn mul(a: Self, b: Self) -> Self;
+    /// `a / b`.
+    unsafe fn div(a: Self, b: Self) -> Self;
+    /// `a * b + c`, rounded once.
+    unsafe fn fma(a: Self, b: Self, c: Self) -> Self;
+    /// `a > b ? a : b` per lane, so the second operand wins when either is NaN.
+    unsafe fn max(a: Self, b: Self) -> Self;
+    /// `a < b ? a : b` per lane, so the second operand wins when either is NaN.
+    unsafe fn min(a: Self, b: Self) -> Self;
+    /// Nearest integer, ties to even.
+    unsafe fn round(a: Self) -> Self;
+    /// `2^n` for integral lanes in `-126..=127`.
+    unsafe fn pow2(n: Self) -> Self;
+    /// `x < limit ? 0 : a` per lane (NaN in `x` keeps `a`).
+    unsafe fn zero_where_below(a: Self, x: Self, limit: f32) -> Self;
+    /// Hints that the cache line at `p` is read soon. Never faults.
+    unsafe fn prefetch(p: *const u8);
+}
+
+/// Loads 16 elements of f32 or bf16, told apart by their size at compile time.
+///
+/// # Safety
+/// `p` must be valid for 16 reads.
+#[inline(always)]
+pub(crate) unsafe fn load_elem<L: Lanes, T>(p: *const T) -> L {
+    const { assert!(size_of::<T>() == 2 || size_of::<T>() == 4) };
+    // SAFETY: the caller promises 16 readable elements; bf16 is a transparent u16.
+    unsafe {
+        if size_of::<T>() == 2 {
+            L::load_bf16(p.cast())
+        } else {
+            L::load(p.cast())
+        }
+    }
+}
+
+/// Loads `n <= 16` values, zero in the other lanes.
+#[inline(always)]
+pub(crate) unsafe fn load_partial<L: Lanes>(p: *const f32, n: usize) -> L {
+    let mut tmp = [0.0f32; LANES];
+    // SAFETY: the caller promises n readable values at p, and n <= 16 fits tmp.
+    unsafe {
+        std::ptr::copy_nonoverlapping(p, tmp.as_mut_ptr(), n);
+        L::load(tmp.as_ptr())
+    }
+}
+
+/// Stores the first `n <= 16` lanes.
+#[inline(always)]
+pub(crate) unsafe fn store_partial<L: Lanes>(x: L, p: *mut f32, n: usize) {
+    let mut tmp = [0.0f32; LANES];
+    // SAFETY: the caller promises n writable values at p, and n <= 16 fits tmp.
+    unsafe {
+        L::store(x, tmp.as_mut_ptr());
+        std::ptr::copy_nonoverlapping(tmp.as_ptr(), p, n);
+    }
+}
+
+/// Declares trait methods whose body is one unsafe expression.
+macro_rules! lane_ops {
+    ($(fn $name:ident($($arg:ident: $ty:ty),*) $(-> $ret:ty)? = $body:expr;)*) => {$(
+        #[inline(always)]
+        unsafe fn $name($($arg: $ty),*) $(-> $ret)? {
+            // SAFETY: the trait's contract: the CPU has this instruction set and pointers
+            // are valid for 16 elements.
+            unsafe { $body }
+        }
+    )*};
+}
+pub(crate) use lane_ops;

@@ -1,0 +1,249 @@
+//! Background decodes and the long prompts that disturb them.
+//!
+//! This is the workload in which chunked prefill matters: some streams decode steadily, and long
+//! prompts arrive among them. Under monolithic prefill every decode waits for a whole prompt;
+//! under a token budget it waits for a chunk. The background is a closed loop, so that the decode
+//! batch stays full; the long prompts are an open loop, so that they come when they are due.
+
+use pb_contract::plan::{ClosedLoop, OpenRequest, Plan, PlannedBody};
+use pb_contract::{Nanos, RequestId, Stream};
+use serde::{Deserialize, Serialize};
+
+use crate::arrivals::Arrivals;
+use crate::error::WorkloadError;
+use crate::text::TextSource;
+
+/// Class of the decode streams.
+pub const BACKGROUND: &str = "background";
+/// Class of the long prompts.
+pub const LONG_PROMPT: &str = "long_prompt";
+
+/// Parameters of the interference workload. Lengths in tokens.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InterferenceParams {
+    /// Background streams, each one request after the other.
+    pub streams: usize,
+    /// Prompt of a background request.
+    pub background_prompt_len: usize,
+    /// Output of a background request.
+    pub background_output_len: u32,
+    /// Background requests planned in all; more than can run before the horizon, or the decode
+    /// batch would drain early.
+    pub background_requests: usize,
+    /// Shortest long prompt.
+    pub long_prompt_min: usize,
+    /// Longest long prompt.
+    pub long_prompt_max: usize,
+    /// Output of a long prompt.
+    pub long_output_len: u32,
+    /// Long prompts at most.
+    pub long_requests_max: usize,
+    /// Mean gap between long prompts.
+    pub mean_gap_ns: Nanos,
+    /// Shape of the gap distribution: 1 is Poisson, larger is more regular.
+    pub gap_shape: f64,
+    /// No long prompt before this offset: the background must be decoding first.
+    pub warm_up_ns: Nanos,
+    /// Length of the run: nothing is due later.
+    pub horizon_ns: Nanos,
+    /// Time for the last requests to end.
+    pub drain_ns: Nanos,
+}
+
+impl Default for InterferenceParams {
+    fn default() -> Self {
+        InterferenceParams {
+            streams: 4,
+            background_prompt_len: 32,
+            background_output_len: 128,
+            background_requests: 64,
+            long_prompt_min: 1_024,
+            long_prompt_max: 1_920,
+            long_output_len: 4,
+            long_requests_max: 1_000,
+            mean_gap_ns: Nanos::from_millis(2_500),
+            gap_shape: 4.0,
+            warm_up_ns: Nanos::from_secs(1),
+            horizon_ns: Nanos::from_secs(12),
+            drain_ns: Nanos::from_secs(20),
+        }
+    }
+}
+
+impl InterferenceParams {
+    /// Checks the values against each other.
+    ///
+    /// # Errors
+    /// The first parameter out of range.
+    pub fn validate(&self) -> Result<(), WorkloadError> {
+        if self.streams == 0 {
+            return Err(WorkloadError::parameter(
+                "streams",
+                0,
+                "the background needs at least one stream",
+            ));
+        }
+        if self.background_requests < self.streams {
+            let fix = format!("give each of the {} streams a request", self.streams);
+            return Err(WorkloadError::parameter(
+                "background_requests",
+                self.background_requests,
+                fix,
+            ));
+        }
+        if self.background_output_len == 0 || self.long_output_len == 0 {
+            return Err(WorkloadError::parameter(
+                "output length",
+                0,
+                "ask for at least one token",
+            ));
+        }
+        if self.long_prompt_max < self.long_prompt_min {
+            let fix = format!(
+                "must be at least long_prompt_min = {}",
+                self.long_prompt_min
+            );
+            return Err(WorkloadError::parameter(
+                "long_prompt_max",
+                self.long_prompt_max,
+                fix,
+            ));
+        }
+        if self.mean_gap_ns == Nanos::ZERO {
+            return Err(WorkloadError::parameter(
+                "mean_gap_ns",
+                0,
+                "must be positive",
+            ));
+        }
+        if self.warm_up_ns >= self.horizon_ns {
+            let fix = format!("must be below horizon_ns = {}", self.horizon_ns.0);
+            return Err(WorkloadError::parameter(
+                "warm_up_ns",
+                self.warm_up_ns.0,
+                fix,
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The plan of an interference run: the same `(params, text, seed)` gives the same plan.
+/// Background requests have ids from 0, long prompts follow.
+///
+/// # Errors
+/// Parameters out of range, or a text that cannot give that many distinct prompts.
+pub fn interference(
+    params: &InterferenceParams,
+    text: &mut TextSource,
+    seed: u64,
+) -> Result<Plan, WorkloadError> {
+    params.validate()?;
+    let mut background = Stream::new(seed, "interference background prompts");
+    let mut bodies = Vec::new();
+    for _ in 0..params.background_requests {
+        bodies.push(PlannedBody {
+            class: BACKGROUND.to_owned(),
+            prompt: text.prompt(params.background_prompt_len, &mut background)?,
+            max_tokens: params.background_output_len,
+            cache_salt: None,
+        });
+    }
+    let open = long_prompts(params, text, seed, bodies.len() as u64)?;
+    let part = ClosedLoop {
+        streams: params.streams,
+        first_id: RequestId(0),
+        bodies,
+    };
+    Ok(Plan {
+        open,
+        closed: vec![part],
+        horizon_ns: params.horizon_ns,
+        drain_ns: params.drain_ns,
+    })
+}
+
+fn long_prompts(
+    params: &InterferenceParams,
+    text: &mut TextSource,
+    seed: u64,
+    first_id: u64,
+) -> Result<Vec<OpenRequest>, WorkloadError> {
+    let arrivals = Arrivals::Gamma {
+        rate_per_s: 1.0 / params.mean_gap_ns.as_secs_f64(),
+        shape: params.gap_shape,
+    };
+    let window = params.horizon_ns - params.warm_up_ns;
+    let mut gaps = Stream::new(seed, "interference arrivals");
+    let offsets = arrivals.offsets(window, params.long_requests_max, &mut gaps)?;
+    let mut lengths = Stream::new(seed, "interference prompt lengths");
+    let mut prompts = Stream::new(seed, "interference long prompts");
+    let spread = (params.long_prompt_max - params.long_prompt_min) as u64 + 1;
+    let mut open = Vec::with_capacity(offsets.len());
+    for (index, offset) in offsets.into_iter().enumerate() {
+        let len = params.long_prompt_min + lengths.below(spread) as usize;
+        open.push(OpenRequest {
+            id: RequestId(first_id + index as u64),
+            offset_ns: params.warm_up_ns + offset,
+            body: PlannedBody {
+                class: LONG_PROMPT.to_owned(),
+                prompt: text.prompt(len, &mut prompts)?,
+                max_tokens: params.long_output_len,
+                cache_salt: None,
+            },
+        });
+    }
+    Ok(open)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repeats::{all_bodies, first_blocks_unique};
+
+    fn text() -> TextSource {
+        TextSource::new((0..9_000u32).map(|i| (i * 13 + i * i) % 977).collect(), 5).unwrap()
+    }
+
+    #[test]
+    fn the_plan_holds_what_was_asked_for() {
+        let params = InterferenceParams::default();
+        let plan = interference(&params, &mut text(), 7).unwrap();
+        assert_eq!(plan.closed[0].bodies.len(), 64);
+        assert!(plan.closed[0].bodies.iter().all(|b| b.prompt.len() == 32));
+        assert!(plan.open.len() >= 2, "about 11 s at a mean gap of 2.5 s");
+        for (index, request) in plan.open.iter().enumerate() {
+            assert_eq!(request.id.0, 64 + index as u64);
+            assert!((1_024..=1_920).contains(&request.body.prompt.len()));
+            assert!(request.offset_ns >= params.warm_up_ns);
+            assert!(request.offset_ns < params.horizon_ns);
+        }
+        assert!(plan.open.is_sorted_by_key(|r| (r.offset_ns, r.id)));
+        first_blocks_unique(&all_bodies(&plan), 8).unwrap();
+    }
+
+    #[test]
+    fn the_seed_decides_and_nothing_else() {
+        let params = InterferenceParams::default();
+        let plan = |seed| interference(&params, &mut text(), seed).unwrap();
+        assert_eq!(plan(7), plan(7));
+        assert_ne!(plan(7).open, plan(8).open);
+    }
+
+    #[test]
+    fn bad_parameters_are_named() {
+        let with = |edit: fn(&mut InterferenceParams)| {
+            let mut params = InterferenceParams::default();
+            edit(&mut params);
+            interference(&params, &mut text(), 1)
+                .unwrap_err()
+                .to_string()
+        };
+        assert!(with(|p| p.streams = 0).contains("streams"));
+        assert!(with(|p| p.long_prompt_max = 3).contains("long_prompt_max = 3"));
+        assert!(with(|p| p.warm_up_ns = p.horizon_ns).contains("warm_up_ns"));
+        assert!(with(|p| p.background_prompt_len = 2).contains("prompt length = 2"));
+        assert!(with(|p| p.gap_shape = f64::NAN).contains("shape"));
+    }
+}
