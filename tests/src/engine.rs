@@ -15,7 +15,11 @@ use pb_model::forward::LogitRow;
 pub fn config(numerics: Numerics, num_blocks: usize, max_model_len: usize) -> EngineConfig {
     EngineConfig {
         numerics,
-        kv_dtype: if numerics == Numerics::F64 { KvDtype::F64 } else { KvDtype::F32 },
+        kv_dtype: if numerics == Numerics::F64 {
+            KvDtype::F64
+        } else {
+            KvDtype::F32
+        },
         threads: 1,
         chunked: false,
         max_batched_tokens: max_model_len,
@@ -90,7 +94,9 @@ pub fn drain(engine: &mut Engine, max_steps: usize) -> Result<Outcome> {
             return Err(anyhow!("not idle after {max_steps} steps"));
         }
         let step = engine.step(&WallClock)?;
-        engine.check().map_err(|e| anyhow!("after step {}: {e}", outcome.steps))?;
+        engine
+            .check()
+            .map_err(|e| anyhow!("after step {}: {e}", outcome.steps))?;
         outcome.steps += 1;
         for event in step.events {
             match event {

@@ -6,8 +6,14 @@ use anyhow::{Context, Result};
 use serde::Deserialize;
 
 /// Names of the reference prompts.
-pub const NAMES: [&str; 6] =
-    ["single_token", "chat_sky", "austen_b_64", "austen_a_337", "austen_c_512", "jargon_1031"];
+pub const NAMES: [&str; 6] = [
+    "single_token",
+    "chat_sky",
+    "austen_b_64",
+    "austen_a_337",
+    "austen_c_512",
+    "jargon_1031",
+];
 
 /// One reference prompt.
 #[derive(Debug, Deserialize)]
@@ -88,6 +94,9 @@ impl Golden {
     /// Steps of the greedy continuation before the first one whose margin is below `margin`.
     pub fn decided_steps(&self, margin: f64) -> usize {
         let near = |top: &[f64; 2]| top[0] - top[1] < margin;
-        self.greedy_top2_logprobs.iter().position(near).unwrap_or(self.greedy_tokens.len())
+        self.greedy_top2_logprobs
+            .iter()
+            .position(near)
+            .unwrap_or(self.greedy_tokens.len())
     }
 }

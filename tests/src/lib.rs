@@ -13,7 +13,11 @@ pub fn repository() -> PathBuf {
 
 /// The SmolLM2 file in the cache directory, or `None` with a message when it is not there.
 pub fn real_model() -> Option<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let var = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
     let home = var("PREFILLBENCH_HOME")
         .or_else(|| Some(var("XDG_CACHE_HOME")?.join("prefillbench")))
         .or_else(|| Some(var("HOME")?.join(".cache/prefillbench")))?;

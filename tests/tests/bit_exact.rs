@@ -27,12 +27,20 @@ impl Bench {
 
     fn of(model: pb_model::Model) -> Bench {
         let vocab = model.config.vocab;
-        Bench { parts: EngineParts { weights: Arc::new(model.weights), identity: [0; 32] }, vocab }
+        Bench {
+            parts: EngineParts {
+                weights: Arc::new(model.weights),
+                identity: [0; 32],
+            },
+            vocab,
+        }
     }
 
     fn prompt(&self, seed: u64, n: usize) -> Vec<TokenId> {
         let mut stream = Stream::new(seed, "prompt");
-        (0..n).map(|_| stream.below(self.vocab as u64) as TokenId).collect()
+        (0..n)
+            .map(|_| stream.below(self.vocab as u64) as TokenId)
+            .collect()
     }
 
     fn engine(&self, config: EngineConfig) -> Engine {
@@ -49,17 +57,31 @@ fn logits(engine: &mut Engine, id: u64, prompt: &[TokenId]) -> Result<Rows> {
     engine.set_tap(None);
     let mut rows = tap.take();
     rows.retain(|(request, _), _| *request == RequestId(id));
-    Ok(rows.into_iter().map(|((_, position), row)| ((RequestId(0), position), row)).collect())
+    Ok(rows
+        .into_iter()
+        .map(|((_, position), row)| ((RequestId(0), position), row))
+        .collect())
 }
 
 /// Compares bit patterns, not values.
 fn assert_same(reference: &Rows, rows: &Rows, from: usize, what: &str) {
-    let expected = reference.iter().filter(|((_, position), _)| *position >= from);
+    let expected = reference
+        .iter()
+        .filter(|((_, position), _)| *position >= from);
     let mut compared = 0;
     for (key, want) in expected {
-        let got = rows.get(key).unwrap_or_else(|| panic!("{what}: no row at {}", key.1));
-        let same = want.iter().zip(got).all(|(a, b)| a.to_bits() == b.to_bits());
-        assert!(same && want.len() == got.len(), "{what}: bits differ at position {}", key.1);
+        let got = rows
+            .get(key)
+            .unwrap_or_else(|| panic!("{what}: no row at {}", key.1));
+        let same = want
+            .iter()
+            .zip(got)
+            .all(|(a, b)| a.to_bits() == b.to_bits());
+        assert!(
+            same && want.len() == got.len(),
+            "{what}: bits differ at position {}",
+            key.1
+        );
         compared += 1;
     }
     assert!(compared > 0, "{what}: nothing was compared");
@@ -67,7 +89,11 @@ fn assert_same(reference: &Rows, rows: &Rows, from: usize, what: &str) {
 }
 
 fn exact(max_model_len: usize) -> EngineConfig {
-    config(Numerics::Exact, 2 * max_model_len.div_ceil(8), max_model_len)
+    config(
+        Numerics::Exact,
+        2 * max_model_len.div_ceil(8),
+        max_model_len,
+    )
 }
 
 fn chunked(mut config: EngineConfig, chunk: usize) -> EngineConfig {
@@ -103,13 +129,17 @@ fn every_chunk_size_on_a_generated_model() -> Result<()> {
 
 #[test]
 fn every_chunk_size_on_the_real_model() -> Result<()> {
-    let Some(bench) = Bench::real() else { return Ok(()) };
+    let Some(bench) = Bench::real() else {
+        return Ok(());
+    };
     every_chunk_size(&bench, 70, &(1..=70).collect::<Vec<_>>())
 }
 
 #[test]
 fn a_long_prompt_on_the_real_model() -> Result<()> {
-    let Some(bench) = Bench::real() else { return Ok(()) };
+    let Some(bench) = Bench::real() else {
+        return Ok(());
+    };
     every_chunk_size(&bench, 700, &sizes(700))
 }
 
@@ -119,13 +149,19 @@ fn block_sizes_threads_and_kv_types() -> Result<()> {
     let n = 203;
     let prompt = bench.prompt(2, n);
     for kv_dtype in [KvDtype::F32, KvDtype::Bf16] {
-        let base = EngineConfig { kv_dtype, ..exact(n + 2) };
+        let base = EngineConfig {
+            kv_dtype,
+            ..exact(n + 2)
+        };
         let reference = logits(&mut bench.engine(base.clone()), 0, &prompt)?;
         for block_size in [8, 16, 32] {
             for threads in [1, 2] {
                 for chunk in [31, n] {
-                    let config =
-                        EngineConfig { block_size, threads, ..chunked(base.clone(), chunk) };
+                    let config = EngineConfig {
+                        block_size,
+                        threads,
+                        ..chunked(base.clone(), chunk)
+                    };
                     let rows = logits(&mut bench.engine(config), 0, &prompt)?;
                     let what = format!("{kv_dtype:?} B {block_size} threads {threads} {chunk}");
                     assert_same(&reference, &rows, 0, &what);
@@ -143,7 +179,7 @@ fn in_a_batch_with_decodes_and_in_permuted_blocks() -> Result<()> {
     let prompt = bench.prompt(3, n);
     let reference = logits(&mut bench.engine(exact(n + 2)), 0, &prompt)?;
     let mut config = chunked(exact(256), 29);
-    config.num_blocks = 200;
+    config.num_blocks = 46;
     let mut engine = bench.engine(config);
     // Seven streams decode while the prompt is prefilled chunk by chunk; requests that come and
     // go before it leave the free list in another order than a fresh pool's.
@@ -165,11 +201,23 @@ fn in_a_batch_with_decodes_and_in_permuted_blocks() -> Result<()> {
         let step = engine.step(&pb_contract::WallClock)?;
         tables.push((step.row, engine.block_table(RequestId(0)).to_vec()));
     }
-    let mixed = tables.iter().filter(|(row, _)| row.prefill_tokens > 0 && row.decode_seqs == 7);
-    assert!(mixed.count() >= 3, "the prompt was prefilled beside seven decodes");
-    let longest = tables.iter().map(|(_, table)| table).max_by_key(|t| t.len()).cloned();
+    let mixed = tables
+        .iter()
+        .filter(|(row, _)| row.prefill_tokens > 0 && row.decode_seqs == 7);
+    assert!(
+        mixed.count() >= 3,
+        "the prompt was prefilled beside seven decodes"
+    );
+    let longest = tables
+        .iter()
+        .map(|(_, table)| table)
+        .max_by_key(|t| t.len())
+        .cloned();
     let longest = longest.ok_or_else(|| anyhow!("no step"))?;
-    assert!(!longest.is_sorted(), "the blocks are not in ascending order: {longest:?}");
+    assert!(
+        !longest.is_sorted(),
+        "the blocks are not in ascending order: {longest:?}"
+    );
     let mut rows = tap.take();
     rows.retain(|(id, position), _| *id == RequestId(0) && *position < n);
     assert_same(&reference, &rows, 0, "mixed batch");
@@ -182,7 +230,10 @@ fn cached_against_cold() -> Result<()> {
     let n = 100;
     let prompt = bench.prompt(4, n);
     let reference = logits(&mut bench.engine(exact(n + 2)), 0, &prompt)?;
-    let config = EngineConfig { prefix_cache: PrefixCacheKind::HashChain, ..exact(n + 2) };
+    let config = EngineConfig {
+        prefix_cache: PrefixCacheKind::HashChain,
+        ..exact(n + 2)
+    };
     let mut engine = bench.engine(chunked(config, 23));
     let cold = logits(&mut engine, 1, &prompt)?;
     assert_same(&reference, &cold, 0, "cold");
@@ -203,7 +254,10 @@ fn a_planted_rotary_fault_changes_the_bits() -> Result<()> {
     config.fault = pb_contract::Fault::RopePlusOneAfterFirstChunk;
     let rows = logits(&mut bench.engine(config), 0, &prompt)?;
     let differs = |p: usize| reference[&(RequestId(0), p)] != rows[&(RequestId(0), p)];
-    assert!((0..16).all(|p| !differs(p)), "the first chunk is not touched");
+    assert!(
+        (0..16).all(|p| !differs(p)),
+        "the first chunk is not touched"
+    );
     assert!((16..n).any(differs), "the fault must show");
     Ok(())
 }

@@ -43,12 +43,18 @@ fn compare(numerics: Numerics) -> Result<Option<Worst>> {
     let Some(model) = load() else { return Ok(None) };
     let mut settings = config(numerics, 80, 1100);
     settings.threads = 2;
-    let parts = EngineParts { weights: Arc::new(model.weights), identity: [0; 32] };
+    let parts = EngineParts {
+        weights: Arc::new(model.weights),
+        identity: [0; 32],
+    };
     let mut engine = parts.build(settings).map_err(|e| anyhow!(e))?;
     let mut worst = Worst::default();
     for (n, name) in NAMES.into_iter().enumerate() {
         let golden = Golden::load(name)?;
-        assert_eq!(golden.model_sha256, model.identity.sha256, "{name} is of other weights");
+        assert_eq!(
+            golden.model_sha256, model.identity.sha256,
+            "{name} is of other weights"
+        );
         check_prompt(&mut engine, &golden, n as u64, &mut worst)?;
         check_greedy(&mut engine, &golden, 100 + n as u64)?;
     }
@@ -97,27 +103,46 @@ fn check_prompt(engine: &mut Engine, golden: &Golden, id: u64, worst: &mut Worst
 
 fn check_greedy(engine: &mut Engine, golden: &Golden, id: u64) -> Result<()> {
     let decided = golden.decided_steps(NEAR_TIE);
-    engine.add(greedy(id, &golden.tokens, golden.greedy_tokens.len() as u32))?;
+    engine.add(greedy(
+        id,
+        &golden.tokens,
+        golden.greedy_tokens.len() as u32,
+    ))?;
     let outcome = drain(engine, 200)?;
     let got = &outcome.tokens[&RequestId(id)];
     assert!(decided > 0, "{}: no decided step", golden.name);
-    assert_eq!(got[..decided], golden.greedy_tokens[..decided], "{}", golden.name);
+    assert_eq!(
+        got[..decided],
+        golden.greedy_tokens[..decided],
+        "{}",
+        golden.name
+    );
     Ok(())
 }
 
 #[test]
 fn f64_mode_reproduces_every_stored_value() -> Result<()> {
-    let Some(worst) = compare(Numerics::F64)? else { return Ok(()) };
+    let Some(worst) = compare(Numerics::F64)? else {
+        return Ok(());
+    };
     eprintln!("f64: {worst:?}");
-    assert!(abs_diff_eq!(worst.logprob_f64, 0.0, epsilon = 1e-8), "{worst:?}");
-    assert!(abs_diff_eq!(worst.logit_f64, 0.0, epsilon = 1e-8), "{worst:?}");
+    assert!(
+        abs_diff_eq!(worst.logprob_f64, 0.0, epsilon = 1e-8),
+        "{worst:?}"
+    );
+    assert!(
+        abs_diff_eq!(worst.logit_f64, 0.0, epsilon = 1e-8),
+        "{worst:?}"
+    );
     assert!(worst.logprob < REFERENCE_NOISE, "{worst:?}");
     Ok(())
 }
 
 #[test]
 fn exact_mode_is_within_f32_of_every_stored_value() -> Result<()> {
-    let Some(worst) = compare(Numerics::Exact)? else { return Ok(()) };
+    let Some(worst) = compare(Numerics::Exact)? else {
+        return Ok(());
+    };
     eprintln!("exact: {worst:?}");
     assert!(worst.logprob < 5e-4, "{worst:?}");
     assert!(worst.logprob_f64 < 5e-4, "{worst:?}");
@@ -129,8 +154,16 @@ fn tokens_agree_with_the_reference_both_ways() -> Result<()> {
     let Some(model) = load() else { return Ok(()) };
     for name in NAMES {
         let golden = Golden::load(name)?;
-        assert_eq!(model.tokenizer.encode(&golden.text, false)?, golden.tokens, "{name}");
-        assert_eq!(model.tokenizer.decode(&golden.tokens, false), golden.text, "{name}");
+        assert_eq!(
+            model.tokenizer.encode(&golden.text, false)?,
+            golden.tokens,
+            "{name}"
+        );
+        assert_eq!(
+            model.tokenizer.decode(&golden.tokens, false),
+            golden.text,
+            "{name}"
+        );
     }
     Ok(())
 }

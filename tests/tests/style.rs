@@ -27,7 +27,11 @@ fn rust_files(dir: &Path, out: &mut Vec<PathBuf>) {
         .collect();
     entries.sort();
     for path in entries {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().to_string();
+        let name = path
+            .file_name()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .to_string();
         if path.is_dir() {
             if !["target", ".git", "results", "corpus"].contains(&name.as_str()) {
                 rust_files(&path, out);
@@ -45,9 +49,12 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
     for (start, line) in lines.iter().enumerate() {
         let trimmed = line.trim_start();
         let is_fn = trimmed.starts_with("fn ")
-            || (trimmed.starts_with("pub") || trimmed.starts_with("unsafe ")
-                || trimmed.starts_with("async ") || trimmed.starts_with("const fn"))
-                && trimmed.contains("fn ") && trimmed.contains('(');
+            || (trimmed.starts_with("pub")
+                || trimmed.starts_with("unsafe ")
+                || trimmed.starts_with("async ")
+                || trimmed.starts_with("const fn"))
+                && trimmed.contains("fn ")
+                && trimmed.contains('(');
         if !is_fn || trimmed.ends_with(';') {
             continue;
         }
@@ -68,7 +75,10 @@ fn problems(name: &str, text: &str) -> Vec<String> {
     }
     for (n, line) in text.lines().enumerate() {
         if line.chars().count() > LINE_CHARS {
-            problems.push(format!("{name}:{}: longer than {LINE_CHARS} characters", n + 1));
+            problems.push(format!(
+                "{name}:{}: longer than {LINE_CHARS} characters",
+                n + 1
+            ));
         }
         let code = line.split("//").next().unwrap_or("");
         for (token, allowed) in BANNED {
@@ -103,8 +113,18 @@ fn the_rules_catch_what_they_name() {
     let long_line = "x".repeat(101);
     let long_function = format!("fn f() {{\n{}}}\n", "    g();\n".repeat(70));
     let long_file = "\n".repeat(501);
-    for bad in ["let t = Instant::now();", &long_line, &long_function, &long_file] {
-        assert_eq!(problems("bad.rs", bad).len(), 1, "{}", &bad[..bad.len().min(40)]);
+    for bad in [
+        "let t = Instant::now();",
+        &long_line,
+        &long_function,
+        &long_file,
+    ] {
+        assert_eq!(
+            problems("bad.rs", bad).len(),
+            1,
+            "{}",
+            &bad[..bad.len().min(40)]
+        );
     }
     assert!(problems("good.rs", "// Instant::now is banned\nfn f() {\n}\n").is_empty());
 }

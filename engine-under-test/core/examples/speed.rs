@@ -55,7 +55,10 @@ fn run(engine: &mut Engine, id: u64, prompt: Vec<u32>, output: usize) -> (f64, f
         engine.step(&WallClock).expect("a step");
         first.get_or_insert_with(|| (WallClock.now() - start).as_secs_f64());
     }
-    ((WallClock.now() - start).as_secs_f64(), first.unwrap_or(0.0))
+    (
+        (WallClock.now() - start).as_secs_f64(),
+        first.unwrap_or(0.0),
+    )
 }
 
 fn main() {
@@ -66,12 +69,19 @@ fn main() {
     };
     let model = pb_model::load(std::path::Path::new(model)).expect("a readable model");
     let vocab = model.config.vocab as u64;
-    let parts = EngineParts { weights: Arc::new(model.weights), identity: [0; 32] };
+    let parts = EngineParts {
+        weights: Arc::new(model.weights),
+        identity: [0; 32],
+    };
     let threads = threads.parse().expect("a number of threads");
     let repetitions: u64 = repetitions.parse().expect("a number of repetitions");
     let mut engine = parts.build(config(threads)).expect("a valid configuration");
     let mut stream = Stream::new(1, "prompt");
-    let mut prompt = |n: usize| (0..n).map(|_| stream.below(vocab) as u32).collect::<Vec<_>>();
+    let mut prompt = |n: usize| {
+        (0..n)
+            .map(|_| stream.below(vocab) as u32)
+            .collect::<Vec<_>>()
+    };
     let (warm_prompt, warm_token) = (prompt(PREFILL_TOKENS), prompt(1));
     run(&mut engine, 0, warm_prompt, 1);
     run(&mut engine, 1, warm_token, 8);

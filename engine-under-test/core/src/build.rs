@@ -34,7 +34,10 @@ pub fn build_executor(
         num_blocks: config.num_blocks,
         isa: None,
     };
-    Ok(Box::new(DecoderExecutor::new(forward::build(&parts.weights, options)?)))
+    Ok(Box::new(DecoderExecutor::new(forward::build(
+        &parts.weights,
+        options,
+    )?)))
 }
 
 impl EngineParts {

@@ -177,18 +177,30 @@ impl Engine {
         let vocab = self.spec.vocab;
         let outside = |&(_, &t): &(usize, &TokenId)| t as usize >= vocab;
         if let Some((position, &token)) = request.prompt.iter().enumerate().find(outside) {
-            return Err(AdmitError::TokenOutOfRange { token, position, vocab });
+            return Err(AdmitError::TokenOutOfRange {
+                token,
+                position,
+                vocab,
+            });
         }
         let max_model_len = self.config.max_model_len;
         if n >= max_model_len {
-            return Err(AdmitError::PromptTooLong { prompt_tokens: n, max_model_len });
+            return Err(AdmitError::PromptTooLong {
+                prompt_tokens: n,
+                max_model_len,
+            });
         }
-        let longest = n.saturating_add(request.sampling.max_tokens as usize).min(max_model_len);
+        let longest = n
+            .saturating_add(request.sampling.max_tokens as usize)
+            .min(max_model_len);
         // The last generated token's keys and values are never computed.
         let needed_blocks = (longest - 1).max(n).div_ceil(self.config.block_size);
         let pool_blocks = self.kv.usable_blocks();
         if needed_blocks > pool_blocks {
-            return Err(AdmitError::NeverFits { needed_blocks, pool_blocks });
+            return Err(AdmitError::NeverFits {
+                needed_blocks,
+                pool_blocks,
+            });
         }
         Ok(())
     }
@@ -254,21 +266,43 @@ impl Engine {
 
 /// Checks the sampling parameters.
 fn check_sampling(p: &SamplingParams, vocab: usize) -> Result<(), AdmitError> {
-    let fail = |key, value: String, problem| Err(AdmitError::Sampling { key, value, problem });
+    let fail = |key, value: String, problem| {
+        Err(AdmitError::Sampling {
+            key,
+            value,
+            problem,
+        })
+    };
     if !(p.temperature.is_finite() && p.temperature >= 0.0) {
-        return fail("temperature", p.temperature.to_string(), "must be finite and at least 0");
+        return fail(
+            "temperature",
+            p.temperature.to_string(),
+            "must be finite and at least 0",
+        );
     }
     if !(p.top_p > 0.0 && p.top_p <= 1.0) {
-        return fail("top_p", p.top_p.to_string(), "must be above 0 and at most 1");
+        return fail(
+            "top_p",
+            p.top_p.to_string(),
+            "must be above 0 and at most 1",
+        );
     }
     if p.max_tokens == 0 {
         return fail("max_tokens", "0".into(), "must be at least 1");
     }
     if p.min_tokens > p.max_tokens {
-        return fail("min_tokens", p.min_tokens.to_string(), "must not be above max_tokens");
+        return fail(
+            "min_tokens",
+            p.min_tokens.to_string(),
+            "must not be above max_tokens",
+        );
     }
     if let Some(t) = p.stop_token_ids.iter().find(|&&t| t as usize >= vocab) {
-        return fail("stop_token_ids", t.to_string(), "must be below the vocabulary size");
+        return fail(
+            "stop_token_ids",
+            t.to_string(),
+            "must be below the vocabulary size",
+        );
     }
     Ok(())
 }

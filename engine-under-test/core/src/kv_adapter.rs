@@ -39,7 +39,8 @@ impl Allocator for KvAdapter<'_> {
         hit_tokens: usize,
         new_tokens: usize,
     ) -> usize {
-        self.kv.blocks_needed(id, computed, &self.hit(id, hit_tokens), new_tokens)
+        self.kv
+            .blocks_needed(id, computed, &self.hit(id, hit_tokens), new_tokens)
     }
 
     fn free_blocks(&self) -> usize {
@@ -54,7 +55,8 @@ impl Allocator for KvAdapter<'_> {
         new_tokens: usize,
     ) -> bool {
         let hit = self.hit(id, hit_tokens);
-        self.kv.allocate(id, &self.requests[&id].seq, computed, &hit, new_tokens)
+        self.kv
+            .allocate(id, &self.requests[&id].seq, computed, &hit, new_tokens)
     }
 
     fn free(&mut self, id: RequestId) {

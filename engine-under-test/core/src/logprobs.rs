@@ -19,7 +19,10 @@ pub fn token_logprobs(logits: &[f64], token: TokenId, top: usize) -> TokenLogpro
         token,
         logprob: own - lse,
         rank,
-        top: top_tokens(logits, top).into_iter().map(|t| (t, logits[t as usize] - lse)).collect(),
+        top: top_tokens(logits, top)
+            .into_iter()
+            .map(|t| (t, logits[t as usize] - lse))
+            .collect(),
     }
 }
 
@@ -31,7 +34,9 @@ pub fn top_tokens(logits: &[f64], k: usize) -> Vec<TokenId> {
     }
     let mut ids: Vec<TokenId> = (0..logits.len() as TokenId).collect();
     let by_logit = |a: &TokenId, b: &TokenId| {
-        logits[*b as usize].total_cmp(&logits[*a as usize]).then(a.cmp(b))
+        logits[*b as usize]
+            .total_cmp(&logits[*a as usize])
+            .then(a.cmp(b))
     };
     if k < ids.len() {
         ids.select_nth_unstable_by(k - 1, by_logit);
@@ -48,7 +53,10 @@ mod tests {
     #[test]
     fn logprobs_of_a_small_distribution() {
         // Probabilities 1/10, 2/10, 3/10, 4/10 by construction.
-        let logits: Vec<f64> = [1.0f64, 2.0, 3.0, 4.0].iter().map(|p| p.ln() + 5.0).collect();
+        let logits: Vec<f64> = [1.0f64, 2.0, 3.0, 4.0]
+            .iter()
+            .map(|p| p.ln() + 5.0)
+            .collect();
         let lp = token_logprobs(&logits, 1, 2);
         assert!((lp.logprob - 0.2f64.ln()).abs() < 1e-12);
         assert_eq!(lp.rank, 3);

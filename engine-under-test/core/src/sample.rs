@@ -23,7 +23,11 @@ pub fn sample(
         return argmax(logits, allowed);
     }
     let candidates = candidates(logits, params, allowed);
-    let Some(top) = candidates.iter().map(|&t| logits[t as usize]).reduce(f64::max) else {
+    let Some(top) = candidates
+        .iter()
+        .map(|&t| logits[t as usize])
+        .reduce(f64::max)
+    else {
         return argmax(logits, |_| true);
     };
     let weight = |t: TokenId| libm::exp((logits[t as usize] - top) / params.temperature);
@@ -53,7 +57,11 @@ fn candidates(
         return all.filter(|&t| allowed(t)).collect();
     }
     let forbidden = all.filter(|&t| !allowed(t)).count();
-    let keep = if params.top_k == 0 { logits.len() } else { params.top_k as usize };
+    let keep = if params.top_k == 0 {
+        logits.len()
+    } else {
+        params.top_k as usize
+    };
     let mut ranked = top_tokens(logits, keep.saturating_add(forbidden));
     ranked.retain(|&t| allowed(t));
     ranked.truncate(keep);
@@ -94,7 +102,12 @@ mod tests {
     use super::*;
 
     fn params(temperature: f64, top_k: u32, top_p: f64) -> SamplingParams {
-        SamplingParams { temperature, top_k, top_p, ..SamplingParams::default() }
+        SamplingParams {
+            temperature,
+            top_k,
+            top_p,
+            ..SamplingParams::default()
+        }
     }
 
     fn frequencies(logits: &[f64], p: &SamplingParams, n: usize) -> Vec<f64> {
@@ -115,7 +128,10 @@ mod tests {
         }
         // Temperature 0.5 squares the odds: 1, 4, 9, 16 of 30.
         let f = frequencies(&logits, &params(0.5, 0, 1.0), 100_000);
-        for (got, want) in f.iter().zip([1.0 / 30.0, 4.0 / 30.0, 9.0 / 30.0, 16.0 / 30.0]) {
+        for (got, want) in f
+            .iter()
+            .zip([1.0 / 30.0, 4.0 / 30.0, 9.0 / 30.0, 16.0 / 30.0])
+        {
             assert!((got - want).abs() < 0.01, "{f:?}");
         }
     }
@@ -136,8 +152,14 @@ mod tests {
     fn greedy_draws_nothing_and_breaks_ties_low() {
         let mut used = Stream::new(1, "x");
         let mut fresh = Stream::new(1, "x");
-        assert_eq!(sample(&[0.0, 2.0, 2.0], &params(0.0, 0, 1.0), &[], &mut used), 1);
-        assert_eq!(sample(&[0.0, 2.0, 2.0], &params(0.0, 0, 1.0), &[1], &mut used), 2);
+        assert_eq!(
+            sample(&[0.0, 2.0, 2.0], &params(0.0, 0, 1.0), &[], &mut used),
+            1
+        );
+        assert_eq!(
+            sample(&[0.0, 2.0, 2.0], &params(0.0, 0, 1.0), &[1], &mut used),
+            2
+        );
         assert_eq!(used.next_u64(), fresh.next_u64());
     }
 

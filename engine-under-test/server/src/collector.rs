@@ -30,6 +30,18 @@ pub(crate) struct Piece {
     pub(crate) finish: Option<Finish>,
 }
 
+impl Piece {
+    /// Appends what came later.
+    pub(crate) fn merge(&mut self, later: Piece) {
+        self.cached_tokens = self.cached_tokens.or(later.cached_tokens);
+        self.prompt_logprobs.extend(later.prompt_logprobs);
+        self.text.push_str(&later.text);
+        self.tokens.extend(later.tokens);
+        self.logprobs.extend(later.logprobs);
+        self.finish = self.finish.take().or(later.finish);
+    }
+}
+
 /// How a choice ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Finish {
@@ -97,28 +109,17 @@ impl Collector {
         }
     }
 
-    /// Adds to the piece of a choice without waking the reader.
-    pub(crate) fn note(&self, choice: usize, change: impl FnOnce(&mut Piece)) {
-        change(&mut self.inner.lock().pieces[choice]);
-    }
-
-    /// Adds a token or more to the piece of a choice.
-    pub(crate) fn push(&self, choice: usize, change: impl FnOnce(&mut Piece)) {
-        self.note(choice, change);
-        if self.inner.streaming {
-            self.inner.wake.notify_one();
-        }
-    }
-
-    /// Ends a choice, with the text that was held back. Must not be called twice.
-    pub(crate) fn finish(&self, choice: usize, rest: &str, finish: Finish) {
+    /// Adds the news of a choice, all at once: a token and the end that it brings are never
+    /// seen apart. Must not be called for a choice after its end.
+    pub(crate) fn add(&self, choice: usize, news: Piece) {
+        let ends = news.finish.is_some();
+        let shows = ends || !news.tokens.is_empty();
         let mut state = self.inner.lock();
-        state.pieces[choice].text.push_str(rest);
-        state.pieces[choice].finish = Some(finish);
-        state.unfinished -= 1;
+        state.pieces[choice].merge(news);
+        state.unfinished -= usize::from(ends);
         let done = state.unfinished == 0;
         drop(state);
-        if self.inner.streaming || done {
+        if done || (self.inner.streaming && shows) {
             self.inner.wake.notify_one();
         }
     }
@@ -216,10 +217,27 @@ mod tests {
     use super::*;
 
     fn token(collector: &Collector, choice: usize, token: TokenId, text: &str) {
-        collector.push(choice, |piece| {
-            piece.tokens.push(token);
-            piece.text.push_str(text);
-        });
+        let (tokens, text) = (vec![token], text.to_owned());
+        collector.add(
+            choice,
+            Piece {
+                tokens,
+                text,
+                ..Piece::default()
+            },
+        );
+    }
+
+    fn end(collector: &Collector, choice: usize, rest: &str) {
+        let (text, finish) = (rest.to_owned(), Some(LENGTH));
+        collector.add(
+            choice,
+            Piece {
+                text,
+                finish,
+                ..Piece::default()
+            },
+        );
     }
 
     const LENGTH: Finish = Finish {
@@ -231,7 +249,13 @@ mod tests {
     fn unread_tokens_of_a_choice_merge_into_one_piece() {
         let collector = Collector::new(2, true);
         assert!(collector.inner.take().is_none());
-        collector.note(0, |piece| piece.cached_tokens = Some(16));
+        collector.add(
+            0,
+            Piece {
+                cached_tokens: Some(16),
+                ..Piece::default()
+            },
+        );
         assert!(collector.inner.take().is_none(), "no event without a token");
         for (i, text) in ["a", "b", "c"].iter().enumerate() {
             token(&collector, 0, i as u32, text);
@@ -252,9 +276,9 @@ mod tests {
     fn a_whole_response_is_read_once_every_choice_has_ended() {
         let collector = Collector::new(2, false);
         token(&collector, 0, 1, "x");
-        collector.finish(0, "y", LENGTH);
+        end(&collector, 0, "y");
         assert!(collector.inner.take().is_none());
-        collector.finish(1, "", LENGTH);
+        end(&collector, 1, "");
         let news = collector.inner.take().unwrap().unwrap();
         assert_eq!(
             (news[0].1.text.as_str(), news[0].1.finish.clone()),

@@ -6,11 +6,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pb_contract::{
-    EngineEvent, EngineRequest, FinishReason, Nanos, RequestId, TokenId, TokenLogprobs,
-};
+use pb_contract::{EngineEvent, EngineRequest, FinishReason, Nanos, RequestId, TokenId};
 
-use crate::collector::{Collector, Failure, Finish, StopCause};
+use crate::collector::{Collector, Failure, Finish, Piece, StopCause};
 use crate::core_api::Core;
 use crate::engine::Shared;
 use crate::output::OutputState;
@@ -21,6 +19,33 @@ struct Live {
     output: OutputState,
     arrival: Nanos,
     last_token: Option<Nanos>,
+}
+
+impl Live {
+    /// Takes a token in; true when it completed a stop string. `ends` as in [`OutputState`].
+    fn token(&mut self, token: TokenId, ends: bool, piece: &mut Piece) -> bool {
+        let (text, stop) = self.output.push(token, ends);
+        piece.tokens.push(token);
+        piece.text.push_str(&text);
+        let Some(stop) = stop else {
+            return false;
+        };
+        let cause = Some(StopCause::Text(stop));
+        piece.finish = Some(Finish {
+            reason: FinishReason::Stop,
+            cause,
+        });
+        true
+    }
+}
+
+fn id_of(event: &EngineEvent) -> RequestId {
+    match event {
+        EngineEvent::Admitted { id, .. }
+        | EngineEvent::PromptLogprobs { id, .. }
+        | EngineEvent::Token { id, .. }
+        | EngineEvent::Finished { id, .. } => *id,
+    }
 }
 
 /// Requests by id.
@@ -61,112 +86,86 @@ impl LiveRequests {
         );
     }
 
-    /// Hands a step's events on.
+    /// Hands a step's events on. What belongs to one request arrives in one piece.
     pub(crate) fn deliver(&mut self, events: Vec<EngineEvent>, now: Nanos, core: &mut dyn Core) {
         let last_words = LastWords::of(&events);
+        let mut news: BTreeMap<RequestId, Piece> = BTreeMap::new();
         for (at, event) in events.into_iter().enumerate() {
+            let id = id_of(&event);
+            let Some(live) = self.requests.get_mut(&id) else {
+                continue;
+            };
+            let piece = news.entry(id).or_default();
+            // A request that a stop string ended may have had more events in the same step.
+            if piece.finish.is_some() {
+                continue;
+            }
             match event {
-                EngineEvent::Admitted { id, cached_tokens } => self.note(id, |piece| {
+                EngineEvent::Admitted { cached_tokens, .. } => {
                     piece.cached_tokens = Some(u32::try_from(cached_tokens).unwrap_or(u32::MAX));
-                }),
-                EngineEvent::PromptLogprobs { id, entries, .. } => {
-                    self.note(id, |piece| piece.prompt_logprobs.extend(entries));
+                }
+                EngineEvent::PromptLogprobs { entries, .. } => {
+                    piece.prompt_logprobs.extend(entries);
                 }
                 EngineEvent::Token {
-                    id,
-                    token,
-                    logprobs,
+                    token, logprobs, ..
                 } => {
-                    let ends = last_words.contains(id, at);
-                    self.token(id, token, logprobs, ends, now, core);
+                    self.shared
+                        .metrics()
+                        .token(live.arrival, live.last_token, now);
+                    live.last_token = Some(now);
+                    piece.logprobs.extend(logprobs);
+                    if live.token(token, last_words.contains(id, at), piece) {
+                        core.abort(id);
+                        self.shared.publish(core);
+                    }
                 }
                 EngineEvent::Finished {
-                    id,
-                    reason,
-                    stop_token,
+                    reason, stop_token, ..
                 } => {
+                    piece.text.push_str(&live.output.flush());
                     let cause = stop_token.map(StopCause::Token);
-                    self.end(id, Finish { reason, cause }, now);
+                    piece.finish = Some(Finish { reason, cause });
                 }
             }
         }
-    }
-
-    fn note(&self, id: RequestId, change: impl FnOnce(&mut crate::collector::Piece)) {
-        if let Some(live) = self.requests.get(&id) {
-            live.collector.note(live.choice, change);
+        for (id, piece) in news {
+            self.hand_over(id, piece, now);
         }
     }
 
-    fn token(
-        &mut self,
-        id: RequestId,
-        token: TokenId,
-        logprobs: Option<TokenLogprobs>,
-        ends: bool,
-        now: Nanos,
-        core: &mut dyn Core,
-    ) {
-        // A request that a stop string ended may have had more events in the same step.
-        let Some(live) = self.requests.get_mut(&id) else {
+    /// Gives a request's news to its reader, and forgets the request when it has ended.
+    fn hand_over(&mut self, id: RequestId, piece: Piece, now: Nanos) {
+        let Some(finish) = &piece.finish else {
+            if let Some(live) = self.requests.get(&id) {
+                live.collector.add(live.choice, piece);
+            }
             return;
         };
-        self.shared
-            .metrics()
-            .token(live.arrival, live.last_token, now);
-        live.last_token = Some(now);
-        let (text, stop) = live.output.push(token, ends);
-        live.collector.push(live.choice, |piece| {
-            piece.tokens.push(token);
-            piece.text.push_str(&text);
-            piece.logprobs.extend(logprobs);
-        });
-        if let Some(stop) = stop {
-            core.abort(id);
-            self.shared.publish(core);
-            let cause = Some(StopCause::Text(stop));
-            self.end_with(
-                id,
-                "",
-                Finish {
-                    reason: FinishReason::Stop,
-                    cause,
-                },
-                now,
-            );
-        }
-    }
-
-    fn end(&mut self, id: RequestId, finish: Finish, now: Nanos) {
-        if let Some(live) = self.requests.get_mut(&id) {
-            let rest = live.output.flush();
-            self.end_with(id, &rest, finish, now);
-        }
-    }
-
-    fn end_with(&mut self, id: RequestId, rest: &str, finish: Finish, now: Nanos) {
         if let Some(live) = self.requests.remove(&id) {
             self.shared
                 .metrics()
                 .finish(finish.reason, live.arrival, now);
             self.shared.released(1);
-            live.collector.finish(live.choice, rest, finish);
+            live.collector.add(live.choice, piece);
         }
     }
 
     /// Drops a request whose reader is gone.
     pub(crate) fn drop_one(&mut self, id: RequestId, now: Nanos, core: &mut dyn Core) {
-        if self.requests.contains_key(&id) {
+        if let Some(live) = self.requests.get_mut(&id) {
             core.abort(id);
             self.shared.publish(core);
-            self.end(
-                id,
-                Finish {
-                    reason: FinishReason::Abort,
-                    cause: None,
-                },
-                now,
-            );
+            let finish = Some(Finish {
+                reason: FinishReason::Abort,
+                cause: None,
+            });
+            let piece = Piece {
+                text: live.output.flush(),
+                finish,
+                ..Piece::default()
+            };
+            self.hand_over(id, piece, now);
         }
     }
 

@@ -5,7 +5,9 @@ use pb_contract::manifest::{Machine, ToolVersion};
 /// The first value of `key` in a `key: value` file such as `/proc/cpuinfo`.
 fn proc_value(path: &str, key: &str) -> Option<String> {
     let text = std::fs::read_to_string(path).ok()?;
-    let line = text.lines().find(|l| l.split(':').next().is_some_and(|k| k.trim() == key))?;
+    let line = text
+        .lines()
+        .find(|l| l.split(':').next().is_some_and(|k| k.trim() == key))?;
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
@@ -18,7 +20,9 @@ pub(crate) fn machine() -> Machine {
         cpu: proc_value("/proc/cpuinfo", "model name").unwrap_or_else(|| "unknown".into()),
         cores: cores(),
         memory_bytes: kib.unwrap_or(0) * 1024,
-        os: format!("{} {}", std::env::consts::OS, release.trim()).trim().to_string(),
+        os: format!("{} {}", std::env::consts::OS, release.trim())
+            .trim()
+            .to_string(),
         isa: pb_kernels_cpu::Isa::detect().name().to_string(),
     }
 }

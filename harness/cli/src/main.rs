@@ -46,6 +46,8 @@ fn main() -> ExitCode {
 
 /// Whether the reader of standard output went away, which is no failure of ours.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let io = error.chain().find_map(|e| e.downcast_ref::<std::io::Error>());
+    let io = error
+        .chain()
+        .find_map(|e| e.downcast_ref::<std::io::Error>());
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
 }

@@ -2,7 +2,7 @@
 
 mod fetch;
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use pb_contract::manifest::ModelReceipt;
@@ -41,15 +41,22 @@ pub(crate) fn load(name: &str) -> Result<Obtained> {
         let model = synth::model(Kind::Sharp, size, SYNTHETIC_SEED)?;
         return Ok(obtained(model, name, "synthetic", None));
     }
+    let path = path(name)?;
+    let model = pb_model::load(&path).with_context(|| format!("loading model `{name}`"))?;
+    let kind = if path.is_dir() { "safetensors" } else { "gguf" };
+    Ok(obtained(model, name, kind, None))
+}
+
+/// Where the model called `name` lies: in the cache directory, or at that path.
+pub(crate) fn path(name: &str) -> Result<PathBuf> {
     if name == SMOLLM2.name {
         let path = fetch::cached_path()?;
         if !path.exists() {
             bail!("{name} is not in the cache; get it with `prefillbench model fetch {name}`");
         }
-        let model = pb_model::load(&path)?;
-        return Ok(obtained(model, name, "gguf", None));
+        return Ok(path);
     }
-    let path = Path::new(name);
+    let path = PathBuf::from(name);
     if !path.exists() {
         bail!(
             "model `{name}`: no such file or directory, and not one of the names {}, synthetic, \
@@ -57,9 +64,7 @@ pub(crate) fn load(name: &str) -> Result<Obtained> {
             SMOLLM2.name
         );
     }
-    let model = pb_model::load(path).with_context(|| format!("loading model `{name}`"))?;
-    let kind = if path.is_dir() { "safetensors" } else { "gguf" };
-    Ok(obtained(model, name, kind, None))
+    Ok(path)
 }
 
 fn obtained(model: Model, name: &str, kind: &str, reason: Option<String>) -> Obtained {
@@ -69,7 +74,11 @@ fn obtained(model: Model, name: &str, kind: &str, reason: Option<String>) -> Obt
         sha256: model.identity.sha256.clone(),
         substitute_reason: reason,
     };
-    Obtained { model, receipt, argument: name.into() }
+    Obtained {
+        model,
+        receipt,
+        argument: name.into(),
+    }
 }
 
 /// Loads the model called `name`, downloading it first when it has a name and is not there.
@@ -90,7 +99,9 @@ pub(crate) fn obtain_or_generate(name: &str, progress: &Progress) -> Result<Obta
         Err(error) => return Err(error),
     };
     let reason = format!("{name} could not be had: {error:#}");
-    progress.note(format!("warning: {reason}; going on with a generated model"));
+    progress.note(format!(
+        "warning: {reason}; going on with a generated model"
+    ));
     let mut generated = load("synthetic")?;
     generated.receipt.substitute_reason = Some(reason);
     Ok(generated)

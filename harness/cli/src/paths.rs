@@ -6,7 +6,11 @@ use anyhow::{Context, Result};
 
 /// The cache directory: `PREFILLBENCH_HOME`, else the platform's.
 pub(crate) fn home() -> Result<PathBuf> {
-    let var = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    let var = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
     if let Some(home) = var("PREFILLBENCH_HOME") {
         return Ok(home);
     }

@@ -23,11 +23,17 @@ impl FromStr for ByteSize {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+        let digits = text
+            .find(|c: char| !c.is_ascii_digit())
+            .unwrap_or(text.len());
         let problem = || format!("`{text}` is not a size: write it as 4096, 512MiB or 2GB");
         let number: u64 = text[..digits].parse().map_err(|_| problem())?;
         let unit = text[digits..].trim().to_ascii_lowercase();
-        let scale = UNITS.iter().find(|(name, _)| *name == unit).ok_or_else(problem)?.1;
+        let scale = UNITS
+            .iter()
+            .find(|(name, _)| *name == unit)
+            .ok_or_else(problem)?
+            .1;
         let bytes = number.checked_mul(scale).ok_or_else(problem)?;
         if bytes == 0 {
             return Err(problem());

@@ -118,7 +118,7 @@ pub(crate) struct ConnectFailure {
 #[derive(Debug)]
 pub(crate) enum SendFailure {
     /// The connection was dead before a byte was written: the request is still unsent.
-    Unsent(Request<Body>),
+    Unsent(Box<Request<Body>>),
     /// The connection failed under the request.
     Broken(hyper::Error),
 }
@@ -179,7 +179,7 @@ impl Conn {
         drive(&mut self.io, sent)
             .await
             .map_err(|mut error| match error.take_message() {
-                Some(request) => SendFailure::Unsent(request),
+                Some(request) => SendFailure::Unsent(Box::new(request)),
                 None => SendFailure::Broken(error.into_error()),
             })
     }

@@ -114,7 +114,7 @@ impl Attempt<'_> {
             match sent {
                 Waited::Got(Ok(response)) => return self.response(conn, response, limit).await,
                 // Not a byte was written, so taking another connection sends nothing twice.
-                Waited::Got(Err(SendFailure::Unsent(request))) => unsent = request,
+                Waited::Got(Err(SendFailure::Unsent(request))) => unsent = *request,
                 Waited::Got(Err(SendFailure::Broken(error))) => return broken_head(&error),
                 Waited::Gave(kind, message) => return failed(kind, message),
             }

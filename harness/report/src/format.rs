@@ -3,10 +3,10 @@
 //! An absent value is a dash. It is never 0, because 0 ms would be a measurement.
 
 /// What stands for an absent value.
-pub const ABSENT: &str = "–";
+pub(crate) const ABSENT: &str = "–";
 
 /// Three significant digits without an exponent, for example `0.0123`, `4.56`, `789`, `12345`.
-pub fn significant(value: f64) -> String {
+pub(crate) fn significant(value: f64) -> String {
     if value == 0.0 {
         return "0".to_owned();
     }
@@ -28,17 +28,17 @@ pub fn significant(value: f64) -> String {
 }
 
 /// Nanoseconds in milliseconds, three significant digits, without the unit.
-pub fn ms(ns: f64) -> String {
+pub(crate) fn ms(ns: f64) -> String {
     significant(ns / 1e6)
 }
 
 /// As [`ms`]; a dash when absent.
-pub fn ms_or_dash(ns: Option<u64>) -> String {
+pub(crate) fn ms_or_dash(ns: Option<u64>) -> String {
     ns.map_or_else(|| ABSENT.to_owned(), |ns| ms(ns as f64))
 }
 
 /// Nanoseconds with the unit that suits them.
-pub fn duration(ns: f64) -> String {
+pub(crate) fn duration(ns: f64) -> String {
     let size = ns.abs();
     let (scale, unit) = match size {
         s if s < 1e3 => (1.0, "ns"),
@@ -50,17 +50,17 @@ pub fn duration(ns: f64) -> String {
 }
 
 /// A share of 1 in percent, with one decimal, without the sign.
-pub fn percent(share: f64) -> String {
+pub(crate) fn percent(share: f64) -> String {
     format!("{:.1}", share * 100.0)
 }
 
 /// As [`percent`]; a dash when absent.
-pub fn percent_or_dash(share: Option<f64>) -> String {
+pub(crate) fn percent_or_dash(share: Option<f64>) -> String {
     share.map_or_else(|| ABSENT.to_owned(), percent)
 }
 
 /// A ratio as a signed change in percent, for example `-88.1 %`.
-pub fn change(ratio: f64) -> String {
+pub(crate) fn change(ratio: f64) -> String {
     let percent = (ratio - 1.0) * 100.0;
     if percent >= 1000.0 {
         return format!("x{}", significant(ratio));
@@ -69,17 +69,17 @@ pub fn change(ratio: f64) -> String {
 }
 
 /// A ratio as a signed change in percent without the sign of percent, for example `-88.1`.
-pub fn percent_change(ratio: f64) -> String {
+pub(crate) fn percent_change(ratio: f64) -> String {
     format!("{:+.1}", (ratio - 1.0) * 100.0)
 }
 
 /// A count; a dash when absent.
-pub fn count_or_dash(count: Option<u64>) -> String {
+pub(crate) fn count_or_dash(count: Option<u64>) -> String {
     count.map_or_else(|| ABSENT.to_owned(), |n| n.to_string())
 }
 
 /// A value in the unit of a metric: nanoseconds become milliseconds, shares become percent.
-pub fn in_unit(value: f64, unit: &str) -> String {
+pub(crate) fn in_unit(value: f64, unit: &str) -> String {
     match unit {
         "ns" => format!("{} ms", ms(value)),
         "share" => format!("{} %", percent(value)),
@@ -88,7 +88,7 @@ pub fn in_unit(value: f64, unit: &str) -> String {
 }
 
 /// Text made harmless inside HTML and SVG, in element content and quoted attributes alike.
-pub fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in text.chars() {
         match character {

@@ -10,7 +10,8 @@ use pb_record::RunData;
 use serde::Serialize;
 
 use crate::ReportError;
-use crate::plots::{self, Figure, ecdf::Series};
+use crate::plots::ecdf::{Series, Share};
+use crate::plots::{self, Figure};
 use crate::sections::{Section, sections};
 
 const TEMPLATE: &str = include_str!("report.html.j2");
@@ -144,11 +145,17 @@ fn distribution(data: &RunData, arms: &[String], class: Option<&str>, which: Whi
     match which {
         Which::Ttft => {
             let title = format!("Time to first token{of_class}");
-            plots::ecdf::ecdf("ttft", &title, "time to first token", &series)
+            plots::ecdf::ecdf(
+                "ttft",
+                &title,
+                "time to first token",
+                Share::AtOrBelow,
+                &series,
+            )
         }
         Which::Itl => {
             let title = format!("Time between tokens{of_class}");
-            plots::ecdf::ecdf("itl", &title, "inter-token latency", &series)
+            plots::ecdf::ecdf("itl", &title, "inter-token latency", Share::Above, &series)
         }
     }
 }

@@ -7,14 +7,12 @@ use comfy_table::{
 
 use crate::format::escape;
 
-/// One line under the header and one at the end: rows need none between them.
-const LINES: TableStyle = TableStyle::new()
-    .header_separator(LineStyle::none().fill('─').junction('─'))
-    .bottom_border(LineStyle::none().fill('─').junction('─'));
+/// One line under the header; rows need none between them.
+const LINES: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
 
 /// A table with a caption. Every row has as many cells as there are headers.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Table {
+pub(crate) struct Table {
     /// What the table shows, with the units of its numbers.
     pub caption: String,
     /// Column headers.
@@ -27,7 +25,7 @@ pub struct Table {
 
 impl Table {
     /// An empty table whose first `words` columns hold words.
-    pub fn new(caption: impl Into<String>, words: usize, headers: &[&'static str]) -> Table {
+    pub(crate) fn new(caption: impl Into<String>, words: usize, headers: &[&'static str]) -> Table {
         Table {
             caption: caption.into(),
             headers: headers.to_vec(),
@@ -37,7 +35,7 @@ impl Table {
     }
 
     /// Appends a row.
-    pub fn push(&mut self, row: Vec<String>) {
+    pub(crate) fn push(&mut self, row: Vec<String>) {
         assert_eq!(
             row.len(),
             self.headers.len(),
@@ -48,34 +46,44 @@ impl Table {
 
     /// Drawn with lines for a terminal of `width` columns; long cells wrap between words. When
     /// not even single words fit side by side, each row becomes a list of its cells.
-    pub fn terminal(&self, width: u16) -> String {
-        let narrowest = self.narrowest();
-        let fits = narrowest.iter().sum::<usize>() <= usize::from(width);
-        let body = if fits {
-            self.drawn(width, &narrowest)
-        } else {
-            self.listed()
-        };
+    pub(crate) fn terminal(&self, width: u16) -> String {
+        let widths = self.widths(width);
+        let body = widths.map_or_else(|| self.listed(), |widths| self.drawn(width, &widths));
         format!("{}\n{body}\n", self.caption)
     }
 
-    /// Width of each column that gives its longest word a line of its own.
-    fn narrowest(&self) -> Vec<usize> {
+    /// Widths with padding: each column gets room for its longest word, and what is left goes to
+    /// the columns that lack most. `None` when not even the words fit.
+    fn widths(&self, width: u16) -> Option<Vec<usize>> {
         // Only plain spaces break: a non-breaking one keeps an interval together.
-        let longest = |text: &str| {
+        let word = |text: &str| {
             text.split(' ')
                 .map(|w| w.chars().count())
                 .max()
                 .unwrap_or(0)
         };
-        let column = |i: usize| {
-            let cells = self.rows.iter().map(|row| longest(&row[i]));
-            cells.chain([longest(self.headers[i])]).max().unwrap_or(0) + 2
+        let whole = |text: &str| text.chars().count();
+        let most = |of: &dyn Fn(&str) -> usize, i: usize| {
+            let cells = self.rows.iter().map(|row| of(&row[i]));
+            cells.chain([of(self.headers[i])]).max().unwrap_or(0) + 2
         };
-        (0..self.headers.len()).map(column).collect()
+        let columns = 0..self.headers.len();
+        let mut widths: Vec<usize> = columns.clone().map(|i| most(&word, i)).collect();
+        let natural: Vec<usize> = columns.map(|i| most(&whole, i)).collect();
+        let mut left = usize::from(width).checked_sub(widths.iter().sum())?;
+        while left > 0 {
+            let lacks = |&i: &usize| (natural[i] - widths[i], std::cmp::Reverse(i));
+            let neediest = (0..widths.len()).max_by_key(lacks)?;
+            if widths[neediest] == natural[neediest] {
+                break;
+            }
+            widths[neediest] += 1;
+            left -= 1;
+        }
+        Some(widths)
     }
 
-    fn drawn(&self, width: u16, narrowest: &[usize]) -> String {
+    fn drawn(&self, width: u16, widths: &[usize]) -> String {
         let mut drawn = Drawn::new();
         drawn.load_style(LINES);
         drawn
@@ -94,10 +102,10 @@ impl Table {
                     .map(|(i, text)| self.cell(i, &visible(text))),
             );
         }
-        let lower = |&columns: &usize| {
-            ColumnConstraint::LowerBoundary(Width::Fixed(u16::try_from(columns).unwrap_or(width)))
+        let fixed = |&columns: &usize| {
+            ColumnConstraint::Absolute(Width::Fixed(u16::try_from(columns).unwrap_or(width)))
         };
-        drawn.set_constraints(narrowest.iter().map(lower));
+        drawn.set_constraints(widths.iter().map(fixed));
         let text = drawn.to_string();
         let lines: Vec<&str> = text.lines().map(str::trim_end).collect();
         lines.join("\n")
@@ -125,7 +133,7 @@ impl Table {
     }
 
     /// As a Markdown table.
-    pub fn markdown(&self) -> String {
+    pub(crate) fn markdown(&self) -> String {
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         let mut text = format!("{}\n\n", markdown_safe(&self.caption));
         text.push_str(&line(self.headers.iter().map(|&h| h.to_owned()).collect()));
@@ -139,7 +147,7 @@ impl Table {
 
     /// As an HTML table in a box that scrolls by itself, so that a narrow window never scrolls
     /// the page sideways. The box can be reached by keyboard.
-    pub fn html(&self) -> String {
+    pub(crate) fn html(&self) -> String {
         let caption = escape(&self.caption);
         let mut text = format!(
             "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{caption}\">\n\

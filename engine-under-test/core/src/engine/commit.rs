@@ -16,19 +16,31 @@ impl Engine {
     ) {
         for (chunk, result) in chunks.iter().zip(results) {
             let id = chunk.id;
-            let Some(live) = self.requests.get_mut(&id) else { continue };
+            let Some(live) = self.requests.get_mut(&id) else {
+                continue;
+            };
             live.computed = chunk.start + chunk.tokens.len();
             if let Some((first, entries)) = result.prompt_logprobs {
                 live.prompt_logprobs_done = first + entries.len();
                 events.push(EngineEvent::PromptLogprobs { id, first, entries });
             }
-            let Some((token, logprobs)) = result.token else { continue };
+            let Some((token, logprobs)) = result.token else {
+                continue;
+            };
             live.seq.push(token);
             self.counters.generation_tokens += 1;
-            events.push(EngineEvent::Token { id, token, logprobs });
+            events.push(EngineEvent::Token {
+                id,
+                token,
+                logprobs,
+            });
             if let Some((reason, stop_token)) = self.end_of(id, token) {
                 self.remove(id);
-                events.push(EngineEvent::Finished { id, reason, stop_token });
+                events.push(EngineEvent::Finished {
+                    id,
+                    reason,
+                    stop_token,
+                });
             }
         }
     }

@@ -1,8 +1,6 @@
 //! One step: plan, execute, commit, and the row that tells what happened.
 
-use pb_contract::{
-    Clock, EngineEvent, Fault, Nanos, RequestId, StepRow, TokenId, TokenLogprobs,
-};
+use pb_contract::{Clock, EngineEvent, Fault, Nanos, RequestId, StepRow, TokenId, TokenLogprobs};
 use pb_model::forward::{ForwardTiming, LogitRow, LogitRows, LogitSink};
 use pb_sched::{Scheduled, SeqView, StepPlan, View};
 
@@ -44,7 +42,11 @@ impl Engine {
         let plan = self.plan();
         self.preempt(&plan.preempted);
         let mut events = Vec::new();
-        let mut row = StepRow { step: self.steps, start_ns: start, ..StepRow::default() };
+        let mut row = StepRow {
+            step: self.steps,
+            start_ns: start,
+            ..StepRow::default()
+        };
         row.preempted = plan.preempted.len();
         self.admit(&plan, &mut row, &mut events);
         let chunks: Vec<Chunk> = plan.scheduled.iter().map(|s| self.chunk(s)).collect();
@@ -70,8 +72,14 @@ impl Engine {
         let view_of = |id: &RequestId| self.requests[id].view();
         let running: Vec<SeqView> = self.running.iter().map(view_of).collect();
         let waiting: Vec<SeqView> = self.waiting.iter().map(view_of).collect();
-        let view = View { running: &running, waiting: &waiting };
-        let mut adapter = KvAdapter { kv: &mut self.kv, requests: &self.requests };
+        let view = View {
+            running: &running,
+            waiting: &waiting,
+        };
+        let mut adapter = KvAdapter {
+            kv: &mut self.kv,
+            requests: &self.requests,
+        };
         self.policy.plan(&view, &mut adapter)
     }
 
@@ -91,10 +99,14 @@ impl Engine {
     /// Moves newly admitted requests to `running` and counts their prefix hits, once each.
     fn admit(&mut self, plan: &StepPlan, row: &mut StepRow, events: &mut Vec<EngineEvent>) {
         for s in &plan.scheduled {
-            let Some(hit_tokens) = s.hit_tokens else { continue };
+            let Some(hit_tokens) = s.hit_tokens else {
+                continue;
+            };
             self.waiting.retain(|&r| r != s.id);
             self.running.push(s.id);
-            let Some(live) = self.requests.get_mut(&s.id) else { continue };
+            let Some(live) = self.requests.get_mut(&s.id) else {
+                continue;
+            };
             live.computed = hit_tokens;
             live.preempted = false;
             let queried = live.seq.len();
@@ -109,7 +121,10 @@ impl Engine {
             self.counters.queried_tokens += queried as u64;
             self.counters.hit_tokens += hit_tokens as u64;
             self.counters.prompt_tokens += queried as u64;
-            events.push(EngineEvent::Admitted { id: s.id, cached_tokens: hit_tokens });
+            events.push(EngineEvent::Admitted {
+                id: s.id,
+                cached_tokens: hit_tokens,
+            });
         }
     }
 
@@ -216,12 +231,15 @@ impl LogitSink for Sink<'_> {
         if let Some(tap) = &mut self.tap {
             tap.row(id, position, logits);
         }
-        let Some(live) = self.requests.get_mut(&id) else { return };
+        let Some(live) = self.requests.get_mut(&id) else {
+            return;
+        };
         let is_last = position + 1 == live.seq.len();
         let predicted = position + 1;
-        let prompt_top = live.request.sampling.prompt_logprobs.filter(|_| {
-            predicted < live.prompt_tokens() && predicted >= live.prompt_logprobs_done
-        });
+        let prompt_top =
+            live.request.sampling.prompt_logprobs.filter(|_| {
+                predicted < live.prompt_tokens() && predicted >= live.prompt_logprobs_done
+            });
         if !is_last && prompt_top.is_none() {
             return;
         }
@@ -230,13 +248,19 @@ impl LogitSink for Sink<'_> {
         if let Some(top) = prompt_top {
             let token = live.seq.tokens()[predicted];
             let entry = token_logprobs(&logits, token, top as usize);
-            result.prompt_logprobs.get_or_insert((predicted, Vec::new())).1.push(entry);
+            result
+                .prompt_logprobs
+                .get_or_insert((predicted, Vec::new()))
+                .1
+                .push(entry);
         }
         if is_last {
             let forbidden = live.forbidden(self.eos_ids);
             let params = &live.request.sampling;
             let token = sample(&logits, params, &forbidden, &mut live.stream);
-            let logprobs = params.logprobs.map(|k| token_logprobs(&logits, token, k as usize));
+            let logprobs = params
+                .logprobs
+                .map(|k| token_logprobs(&logits, token, k as usize));
             result.token = Some((token, logprobs));
         }
     }

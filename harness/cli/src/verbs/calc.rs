@@ -18,17 +18,26 @@ type Line = (&'static str, Value, &'static str);
 /// Computes and prints.
 pub(crate) fn run(args: &CalcArgs) -> Result<ExitCode> {
     let (lines, as_json) = match &args.what {
-        CalcWhat::Chunks { budget, decodes, prompt, chunk, json } => {
-            (chunks(*budget, *decodes, *prompt, *chunk)?, *json)
-        }
-        CalcWhat::Prefix { prompt, shared, block_size, json } => {
-            (prefix(*prompt, *shared, *block_size)?, *json)
-        }
+        CalcWhat::Chunks {
+            budget,
+            decodes,
+            prompt,
+            chunk,
+            json,
+        } => (chunks(*budget, *decodes, *prompt, *chunk)?, *json),
+        CalcWhat::Prefix {
+            prompt,
+            shared,
+            block_size,
+            json,
+        } => (prefix(*prompt, *shared, *block_size)?, *json),
         CalcWhat::Flops { json, .. } => (flops(&args.what)?, *json),
         CalcWhat::Kv(shape) => (kv(shape)?, shape.json),
-        CalcWhat::Transfer { shape, link, layer_ms } => {
-            (transfer(shape, *link, *layer_ms)?, shape.json)
-        }
+        CalcWhat::Transfer {
+            shape,
+            link,
+            layer_ms,
+        } => (transfer(shape, *link, *layer_ms)?, shape.json),
     };
     print(&lines, as_json)?;
     Ok(ExitCode::SUCCESS)
@@ -37,8 +46,10 @@ pub(crate) fn run(args: &CalcArgs) -> Result<ExitCode> {
 fn print(lines: &[Line], as_json: bool) -> Result<()> {
     let mut out = std::io::stdout().lock();
     if as_json {
-        let map: serde_json::Map<String, Value> =
-            lines.iter().map(|(key, value, _)| ((*key).to_string(), value.clone())).collect();
+        let map: serde_json::Map<String, Value> = lines
+            .iter()
+            .map(|(key, value, _)| ((*key).to_string(), value.clone()))
+            .collect();
         writeln!(out, "{}", serde_json::to_string_pretty(&map)?)?;
         return Ok(());
     }
@@ -70,12 +81,7 @@ fn count(n: u128) -> Value {
     u64::try_from(n).map_or_else(|_| json!(n as f64), |n| json!(n))
 }
 
-fn chunks(
-    budget: usize,
-    decodes: usize,
-    prompt: usize,
-    chunk: Option<usize>,
-) -> Result<Vec<Line>> {
+fn chunks(budget: usize, decodes: usize, prompt: usize, chunk: Option<usize>) -> Result<Vec<Line>> {
     let chunks = pb_core::chunk_schedule(budget, decodes, prompt, chunk)?;
     let cached: Vec<usize> = chunks
         .iter()
@@ -85,10 +91,18 @@ fn chunks(
         })
         .collect();
     Ok(vec![
-        ("available_budget", json!(budget - decodes), "tokens a step: budget - decodes"),
+        (
+            "available_budget",
+            json!(budget - decodes),
+            "tokens a step: budget - decodes",
+        ),
         ("count", json!(chunks.len()), "chunks"),
         ("chunks", json!(chunks), "tokens"),
-        ("cached_after", json!(cached), "tokens in the cache after each"),
+        (
+            "cached_after",
+            json!(cached),
+            "tokens in the cache after each",
+        ),
     ])
 }
 
@@ -98,15 +112,35 @@ fn prefix(prompt: u64, shared: u64, block_size: u64) -> Result<Vec<Line>> {
     let work = f::prefix_work(prompt, hit).context("the hit is longer than the prompt")?;
     let ratio = work.total_pairs as f64 / (work.full_pairs as f64).max(1.0);
     Ok(vec![
-        ("hit_blocks", json!(hit / block_size), "full blocks; the last token is never taken"),
+        (
+            "hit_blocks",
+            json!(hit / block_size),
+            "full blocks; the last token is never taken",
+        ),
         ("hit_tokens", json!(hit), "K = blocks * block size"),
         ("fresh_tokens", json!(work.fresh_tokens), "U = prompt - K"),
-        ("suffix_prefix_pairs", count(work.suffix_prefix_pairs), "U * K"),
-        ("suffix_suffix_pairs", count(work.suffix_suffix_pairs), "U * (U + 1) / 2"),
+        (
+            "suffix_prefix_pairs",
+            count(work.suffix_prefix_pairs),
+            "U * K",
+        ),
+        (
+            "suffix_suffix_pairs",
+            count(work.suffix_suffix_pairs),
+            "U * (U + 1) / 2",
+        ),
         ("total_pairs", count(work.total_pairs), "sum of the two"),
-        ("skipped_pairs", count(work.skipped_pairs), "K * (K + 1) / 2"),
+        (
+            "skipped_pairs",
+            count(work.skipped_pairs),
+            "K * (K + 1) / 2",
+        ),
         ("full_pairs", count(work.full_pairs), "P * (P + 1) / 2"),
-        ("pair_ratio", json!(ratio), "total / full; says nothing about time"),
+        (
+            "pair_ratio",
+            json!(ratio),
+            "total / full; says nothing about time",
+        ),
     ])
 }
 
@@ -129,9 +163,15 @@ fn flops(what: &CalcWhat) -> Result<Vec<Line>> {
         ("--bandwidth", *bandwidth),
         ("--peak", *peak),
     ] {
-        ensure!(value.is_finite() && value > 0.0, "{key} {value}: must be finite and above 0");
+        ensure!(
+            value.is_finite() && value > 0.0,
+            "{key} {value}: must be finite and above 0"
+        );
     }
-    ensure!(*width > 0 && *tokens > 0, "--width and --tokens must be at least 1");
+    ensure!(
+        *width > 0 && *tokens > 0,
+        "--width and --tokens must be at least 1"
+    );
     let (rows, width) = (*tokens as f64, *width as f64);
     let intensity = f::linear_intensity_flop_per_byte(rows, width, *bytes_per_weight);
     let ridge = f::ridge_flop_per_byte(*peak, *bandwidth);
@@ -142,12 +182,28 @@ fn flops(what: &CalcWhat) -> Result<Vec<Line>> {
     let floor = f::weight_streaming_floor_ms(parameters * bytes_per_weight, *bandwidth);
     let saturated = f::saturated_intensity_flop_per_byte(width, *bytes_per_weight);
     Ok(vec![
-        ("linear_flop", json!(f::linear_flop(rows, *parameters)), "2 * tokens * parameters"),
-        ("intensity", json!(intensity), "FLOP/byte: 2 / (b * (1/width + 1/tokens))"),
-        ("saturated_intensity", json!(saturated), "FLOP/byte: 2 * width / b"),
+        (
+            "linear_flop",
+            json!(f::linear_flop(rows, *parameters)),
+            "2 * tokens * parameters",
+        ),
+        (
+            "intensity",
+            json!(intensity),
+            "FLOP/byte: 2 / (b * (1/width + 1/tokens))",
+        ),
+        (
+            "saturated_intensity",
+            json!(saturated),
+            "FLOP/byte: 2 * width / b",
+        ),
         ("ridge", json!(ridge), "FLOP/byte: peak / bandwidth"),
         ("bound", json!(bound), "of one linear layer of this width"),
-        ("weight_floor_ms", json!(floor), "ms: weight bytes / bandwidth, once a step"),
+        (
+            "weight_floor_ms",
+            json!(floor),
+            "ms: weight bytes / bandwidth, once a step",
+        ),
     ])
 }
 
@@ -158,7 +214,10 @@ fn shape_of(args: &KvShapeArgs) -> Result<f::KvShape> {
         ("--d-head", args.d_head),
         ("--bytes", args.bytes),
     ] {
-        ensure!(value > 0 && value < 1 << 24, "{key} {value}: must be between 1 and 2^24 - 1");
+        ensure!(
+            value > 0 && value < 1 << 24,
+            "{key} {value}: must be between 1 and 2^24 - 1"
+        );
     }
     Ok(f::KvShape {
         layers: args.layers,
@@ -178,22 +237,35 @@ fn kv(args: &KvShapeArgs) -> Result<Vec<Line>> {
             "2 * layers * kv_heads * d_head * bytes",
         ),
         ("payload_bytes", count(payload), "tokens * bytes per token"),
-        ("payload_mib", json!(payload as f64 / f64::from(1 << 20)), "MiB"),
+        (
+            "payload_mib",
+            json!(payload as f64 / f64::from(1 << 20)),
+            "MiB",
+        ),
     ])
 }
 
 fn transfer(args: &KvShapeArgs, link: f64, layer_ms: Option<f64>) -> Result<Vec<Line>> {
-    ensure!(link.is_finite() && link > 0.0, "--link {link}: must be finite and above 0");
+    ensure!(
+        link.is_finite() && link > 0.0,
+        "--link {link}: must be finite and above 0"
+    );
     let shape = shape_of(args)?;
     let mut lines = kv(args)?;
     let payload = shape.payload_bytes(args.tokens) as f64;
     let layer_bytes = payload / args.layers as f64;
     let ideal = f::ideal_transfer_ms(payload, link);
-    lines.push(("ideal_ms", json!(ideal), "ms: payload / link; no protocol, staging or queueing"));
+    lines.push((
+        "ideal_ms",
+        json!(ideal),
+        "ms: payload / link; no protocol, staging or queueing",
+    ));
     lines.push(("layer_bytes", json!(layer_bytes), "payload / layers"));
     let layer = f::ideal_transfer_ms(layer_bytes, link);
     lines.push(("layer_transfer_ms", json!(layer), "ms for one layer"));
-    let Some(layer_ms) = layer_ms else { return Ok(lines) };
+    let Some(layer_ms) = layer_ms else {
+        return Ok(lines);
+    };
     ensure!(
         layer_ms.is_finite() && layer_ms > 0.0,
         "--layer-ms {layer_ms}: must be finite and above 0"
@@ -201,7 +273,15 @@ fn transfer(args: &KvShapeArgs, link: f64, layer_ms: Option<f64>) -> Result<Vec<
     let wise = f::layer_wise_transfer(args.layers, layer_bytes, link, layer_ms);
     let hidden = if wise.ratio < 1.0 { "yes" } else { "no" };
     lines.push(("ratio", json!(wise.ratio), "layer transfer / layer prefill"));
-    lines.push(("exposed_ms", json!(wise.exposed_ms), "ms after the prefill, layer by layer"));
-    lines.push(("hidden_by_compute", json!(hidden), "all but the last layer, when the ratio < 1"));
+    lines.push((
+        "exposed_ms",
+        json!(wise.exposed_ms),
+        "ms after the prefill, layer by layer",
+    ));
+    lines.push((
+        "hidden_by_compute",
+        json!(hidden),
+        "all but the last layer, when the ratio < 1",
+    ));
     Ok(lines)
 }

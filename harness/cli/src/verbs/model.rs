@@ -5,6 +5,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use pb_model::gguf::{GgufFile, export_bf16};
 use pb_model::synth::{self, Kind, Size};
 
 use crate::args::{ModelAction, ModelArgs, SynthKind, SynthSize};
@@ -15,7 +16,12 @@ use crate::progress::Progress;
 pub(crate) fn run(args: &ModelArgs) -> Result<ExitCode> {
     match &args.action {
         ModelAction::Fetch { name, json } => fetch(name, *json)?,
-        ModelAction::Synth { dir, size, kind, seed } => synthesise(dir, *size, *kind, *seed)?,
+        ModelAction::Synth {
+            dir,
+            size,
+            kind,
+            seed,
+        } => synthesise(dir, *size, *kind, *seed)?,
         ModelAction::Info { model, json } => info(model, *json)?,
         ModelAction::ExportBf16 { model, out } => export(model, out)?,
     }
@@ -24,7 +30,10 @@ pub(crate) fn run(args: &ModelArgs) -> Result<ExitCode> {
 
 fn fetch(name: &str, json: bool) -> Result<()> {
     if name != SMOLLM2.name {
-        anyhow::bail!("model `{name}` cannot be downloaded: the only name is {}", SMOLLM2.name);
+        anyhow::bail!(
+            "model `{name}` cannot be downloaded: the only name is {}",
+            SMOLLM2.name
+        );
     }
     let progress = Progress::new();
     let path = model_source::fetch(&progress);
@@ -73,7 +82,11 @@ fn info(name: &str, json: bool) -> Result<()> {
     }
     writeln!(out, "{} ({})", model.receipt.name, model.receipt.kind)?;
     writeln!(out, "  sha256      {}", model.receipt.sha256)?;
-    writeln!(out, "  parameters  {}", model.model.weights.parameter_count())?;
+    writeln!(
+        out,
+        "  parameters  {}",
+        model.model.weights.parameter_count()
+    )?;
     writeln!(
         out,
         "  shape       {} layers, hidden {}, {} query / {} KV heads of {}, ffn {}, vocab {}",
@@ -84,8 +97,10 @@ fn info(name: &str, json: bool) -> Result<()> {
 }
 
 fn export(name: &str, out: &Path) -> Result<()> {
-    let model = model_source::load(name)?;
-    pb_model::gguf::export_model_bf16(&model.model, out)
+    let path = model_source::path(name)?;
+    let source = GgufFile::open(&path).context("only a GGUF file can be exported")?;
+    let (_, weights) = source.weights()?;
+    export_bf16(&weights, &source.header, out)
         .with_context(|| format!("writing {}", out.display()))?;
     writeln!(std::io::stdout(), "{}", out.display())?;
     Ok(())

@@ -29,7 +29,10 @@ pub(crate) fn render(dir: &Path) -> Result<Rendered> {
     let notes: RunNotes = data.read_json(NOTES_FILE)?.unwrap_or_default();
     let verdict = judge(&data, &notes);
     write_json_atomic(&dir.join("verdict.json"), &verdict)?;
-    write_atomic(&dir.join("report.md"), pb_report::markdown(&verdict).as_bytes())?;
+    write_atomic(
+        &dir.join("report.md"),
+        pb_report::markdown(&verdict).as_bytes(),
+    )?;
     let page = pb_report::html(&data, &verdict).context("rendering the page")?;
     write_atomic(&dir.join(HTML_FILE), page.as_bytes())?;
     pb_record::hlog::export(&data).context("writing the histograms")?;

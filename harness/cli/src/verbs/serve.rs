@@ -8,7 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use pb_contract::{EngineConfig, Fault, KvDtype, Numerics, WallClock};
 use pb_core::EngineParts;
 use pb_model::forward::kv_bytes_per_token;
-use pb_server::{ModelAssets, ServerOptions, serve};
+use pb_server::{ModelAssets, ServerOptions, TokenizerText, serve};
 
 use super::quickstart::READY_PREFIX;
 use crate::args::{ServeArgs, Switch};
@@ -27,12 +27,19 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let config = resolve(args, &obtained)?;
     progress.phase("preparing the weights");
     let identity = digest_bytes(&obtained.receipt.sha256);
-    let parts = EngineParts { weights: Arc::new(obtained.model.weights), identity };
+    let vocab = obtained.model.config.vocab;
+    let parts = EngineParts {
+        weights: Arc::new(obtained.model.weights),
+        identity,
+    };
     let engine = parts.build(config).map_err(|e| anyhow!(e))?;
     progress.clear();
-    let name = args.served_model_name.clone().unwrap_or_else(|| args.model.clone());
+    let name = args
+        .served_model_name
+        .clone()
+        .unwrap_or_else(|| args.model.clone());
     let assets = ModelAssets {
-        text: Arc::new(obtained.model.tokenizer),
+        text: Arc::new(TokenizerText::new(obtained.model.tokenizer, vocab)),
         receipt: serde_json::to_value(&obtained.receipt)?,
         root: args.model.clone(),
     };
@@ -58,7 +65,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
             let _ = out.flush();
         };
         let stop = shutdown(until_stdin_closes);
-        serve(Box::new(engine), assets, Arc::new(WallClock), options, ready, stop).await
+        serve(
+            Box::new(engine),
+            assets,
+            Arc::new(WallClock),
+            options,
+            ready,
+            stop,
+        )
+        .await
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -87,7 +102,11 @@ fn resolve(args: &ServeArgs, obtained: &Obtained) -> Result<EngineConfig> {
         );
     }
     let chunked = args.chunked == Switch::On;
-    let budget = if chunked { DEFAULT_BUDGET } else { max_model_len };
+    let budget = if chunked {
+        DEFAULT_BUDGET
+    } else {
+        max_model_len
+    };
     Ok(EngineConfig {
         numerics,
         kv_dtype,
@@ -106,7 +125,9 @@ fn resolve(args: &ServeArgs, obtained: &Obtained) -> Result<EngineConfig> {
 
 /// The key that clients must send, from the environment and nowhere else.
 fn api_key(args: &ServeArgs) -> Result<Option<String>> {
-    let Some(name) = &args.api_key_env else { return Ok(None) };
+    let Some(name) = &args.api_key_env else {
+        return Ok(None);
+    };
     match std::env::var(name) {
         Ok(key) if !key.is_empty() => Ok(Some(key)),
         _ => bail!("--api-key-env {name}: that environment variable is not set or is empty"),

@@ -141,7 +141,10 @@ fn what_was_due_and_could_not_be_sent_is_not_offered() {
 
 #[test]
 fn a_stop_cuts_off_what_runs() {
-    let mut driver = Driver::new(plan(vec![open(50, 400)], vec![closed(0, 2, 9)]), Nanos::ZERO);
+    let mut driver = Driver::new(
+        plan(vec![open(50, 400)], vec![closed(0, 2, 9)]),
+        Nanos::ZERO,
+    );
     let driver = driver.as_mut().unwrap();
     assert_eq!(at(driver, 0), "s0@0 s1@0 w400");
     driver.stop();

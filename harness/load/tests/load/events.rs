@@ -224,7 +224,7 @@ struct Expected {
 
 #[rustfmt::skip]
 fn expectations() -> Vec<Expected> {
-    use CountRule::{ContinuousUsage, Logprobs, OnePerEvent};
+    use CountRule::{ContinuousUsage as Usage, Logprobs, OnePerEvent};
     let row = |name, content, streamed, rule, finish, usage| {
         Expected { name, content, streamed, rule, finish, usage }
     };
@@ -232,7 +232,7 @@ fn expectations() -> Vec<Expected> {
     vec![
         row("vllm_chat_stream_usage", 28, 28, OnePerEvent, stop, Some((45, 29, Some(0)))),
         row("vllm_chat_stream_plain", 12, 12, OnePerEvent, length, None),
-        row("vllm_completion_continuous_usage_stream", 8, 8, ContinuousUsage, length, Some((5, 8, Some(0)))),
+        row("vllm_completion_continuous_usage_stream", 8, 8, Usage, length, Some((5, 8, Some(0)))),
         row("vllm_completion_stream_logprobs", 7, 8, Logprobs, length, Some((5, 8, Some(0)))),
         row("vllm_max_tokens_1_stream", 1, 1, OnePerEvent, length, Some((5, 1, Some(0)))),
         row("vllm_stop_string_stream", 13, 13, OnePerEvent, stop, Some((11, 14, Some(0)))),

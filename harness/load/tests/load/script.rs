@@ -24,6 +24,8 @@ pub(crate) struct Asked {
 pub(crate) enum End {
     /// Properly; the connection stays open.
     Proper,
+    /// Properly; the connection is closed after it.
+    Close,
     /// The connection is closed in the middle.
     Cut,
     /// Nothing more comes until the client hangs up.
@@ -105,7 +107,7 @@ fn serve(socket: &TcpStream, handler: &Handler, seen: &Seen) {
         seen.in_flight.fetch_sub(1, Ordering::SeqCst);
         match end {
             Ok(End::Proper) => {}
-            Ok(End::Cut) => {
+            Ok(End::Cut | End::Close) => {
                 let _ = socket.shutdown(std::net::Shutdown::Both);
                 return;
             }
@@ -161,7 +163,7 @@ fn answer(mut socket: &TcpStream, answer: &Answer) -> std::io::Result<End> {
         std::thread::sleep(due.saturating_sub(WallClock.now()).to_duration());
         socket.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes())?;
     }
-    if answer.end == End::Proper {
+    if matches!(answer.end, End::Proper | End::Close) {
         socket.write_all(b"0\r\n\r\n")?;
     }
     Ok(answer.end)

@@ -27,7 +27,8 @@ fn examples_with_their_events() {
     let cases: &[(&str, &[&str])] = &[
         ("data: YHOO\ndata: +2\ndata: 10\n\n", &["YHOO\n+2\n10"]),
         (
-            ": test stream\n\ndata: first event\nid: 1\n\ndata:second event\nid\n\ndata:  third\n\n",
+            ": test stream\n\ndata: first event\nid: 1\n\ndata:second event\nid\n\n\
+             data:  third\n\n",
             &["first event", "second event", " third"],
         ),
         // The second of the two data lines makes the buffer a single line feed.
@@ -56,7 +57,8 @@ fn examples_with_their_events() {
 fn types_ids_and_retry_follow_the_specification() {
     let mut parser = SseParser::new(1 << 20);
     let mut events = Vec::new();
-    let text = b"event: error\nid: 7\ndata: x\n\ndata: y\n\nid: a\0b\nretry: 12\nretry: 1s\ndata: z\n\nid\ndata: w\n\n";
+    let text = b"event: error\nid: 7\ndata: x\n\ndata: y\n\nid: a\0b\nretry: 12\nretry: 1s\n\
+        data: z\n\nid\ndata: w\n\n";
     parser.feed(text, &mut |event| events.push(event)).unwrap();
     let seen: Vec<(&str, &str, &str)> = events
         .iter()

@@ -7,6 +7,8 @@ use crate::svg::Svg;
 use crate::svg::frame::{Frame, arm_class, legend};
 use crate::svg::scale::Scale;
 
+const HEIGHT: f64 = 320.0;
+
 /// The samples of one arm in nanoseconds, ascending.
 pub(crate) struct Series<'a> {
     /// Arm.
@@ -15,71 +17,116 @@ pub(crate) struct Series<'a> {
     pub(crate) sorted_ns: &'a [u64],
 }
 
-/// Draws the share of samples at or below each value, values on a logarithmic axis.
-pub(crate) fn ecdf(id: &str, title: &str, what: &str, series: &[Series<'_>]) -> Figure {
+/// Which share is drawn over the values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Share {
+    /// At or below each value, on a linear axis: for few samples.
+    AtOrBelow,
+    /// Above each value, on a logarithmic axis: for many samples whose rare ones matter. One gap
+    /// in a hundred is a hundredth of a linear axis and a whole decade of this one.
+    Above,
+}
+
+impl Share {
+    /// Percent of `n` samples, when `rank` of them lie at or below the value.
+    fn percent(self, rank: usize, n: usize) -> f64 {
+        let counted = match self {
+            Share::AtOrBelow => rank,
+            Share::Above => n - rank,
+        };
+        counted as f64 / n as f64 * 100.0
+    }
+
+    fn axis(self, series: &[Series<'_>]) -> Scale {
+        let most = series.iter().map(|s| s.sorted_ns.len()).max().unwrap_or(0);
+        match self {
+            Share::AtOrBelow => Scale::linear([0.0, 100.0]),
+            // One sample has to have a place above the bottom.
+            Share::Above => Scale::log([100.0, 50.0 / most.max(10) as f64]),
+        }
+    }
+}
+
+/// Draws the distributions of all arms over a logarithmic axis of values.
+pub(crate) fn ecdf(
+    id: &str,
+    title: &str,
+    what: &str,
+    share: Share,
+    series: &[Series<'_>],
+) -> Figure {
     let counts: Vec<String> = series
         .iter()
         .map(|s| format!("{}: {} samples", s.name, s.sorted_ns.len()))
         .collect();
-    let description = format!("Empirical distribution of {what}. {}.", counts.join("; "));
-    let mut svg = Svg::new(id, WIDTH, 320.0, title, &description);
+    let counts = counts.join("; ");
+    let (axis, guides, caption) = match share {
+        Share::AtOrBelow => (
+            "% at or below",
+            [50.0, 99.0],
+            format!("Share of {what} at or below each value; dotted lines at 50 % and 99 %."),
+        ),
+        Share::Above => (
+            "% above (logarithmic)",
+            [50.0, 1.0],
+            format!(
+                "Share of {what} above each value, so that the rare long ones can be seen: where \
+                 a curve crosses the dotted line at 1 % is its p99; the other is at 50 %."
+            ),
+        ),
+    };
+    let description = format!("Distribution of {what}. {counts}.");
+    let mut svg = Svg::new(id, WIDTH, HEIGHT, title, &description);
     let ends = series
         .iter()
-        .flat_map(|s| [s.sorted_ns.first(), s.sorted_ns.last()])
-        .flatten();
-    let x = Scale::log(ends.map(|&ns| ns as f64 / 1e6));
-    let frame = Frame::new(&svg, 34.0, 320.0, x, Scale::linear([0.0, 100.0]));
-    frame.draw(
-        &mut svg,
-        &format!("{what}, ms (logarithmic)"),
-        "requests or gaps, % at or below",
-    );
-    for percentile in [50.0, 99.0] {
-        let y = frame.y.px(percentile);
+        .flat_map(|s| [s.sorted_ns.first(), s.sorted_ns.last()]);
+    let x = Scale::log(ends.flatten().map(|&ns| ns as f64 / 1e6));
+    let frame = Frame::new(&svg, 34.0, HEIGHT, x, share.axis(series));
+    frame.draw(&mut svg, &format!("{what}, ms (logarithmic)"), axis);
+    for percent in guides {
+        let y = frame.y.px(percent);
         svg.line("guide", frame.left, y, frame.right, y);
     }
     if series.iter().all(|s| s.sorted_ns.is_empty()) {
         frame.empty(&mut svg, "no samples");
     }
     for (arm, one) in series.iter().enumerate() {
-        svg.path(&arm_class("line", arm), &steps(one.sorted_ns, &frame));
+        svg.path(
+            &arm_class("line", arm),
+            &steps(one.sorted_ns, share, &frame),
+        );
     }
-    let names = series
-        .iter()
-        .enumerate()
-        .map(|(arm, s)| (arm_class("fill", arm), s.name.to_owned()));
+    let names = series.iter().enumerate();
+    let names = names.map(|(arm, s)| (arm_class("fill", arm), s.name.to_owned()));
     legend(&mut svg, 18.0, &names.collect::<Vec<_>>());
+    let caption = format!("{caption} Further left is faster. {counts}. Exact to the pixel.");
     Figure {
         title: title.to_owned(),
-        caption: format!(
-            "Share of {what} at or below each value; dashed lines at 50 % and 99 %. Further left \
-             is faster. {}. Exact to the pixel.",
-            counts.join("; ")
-        ),
+        caption,
         svg: svg.finish(),
     }
 }
 
-/// The staircase, one corner for each pixel column: the curve rises only, so the highest point of
-/// a column loses nothing that a pixel could show.
-fn steps(sorted_ns: &[u64], frame: &Frame) -> Vec<(f64, f64)> {
-    let n = sorted_ns.len() as f64;
+/// The staircase, one corner for each pixel column. The curve goes one way only, so its last point
+/// in a column loses nothing that a pixel could show.
+fn steps(sorted_ns: &[u64], share: Share, frame: &Frame) -> Vec<(f64, f64)> {
     let mut columns: BTreeMap<i64, f64> = BTreeMap::new();
-    for (rank, &ns) in sorted_ns.iter().enumerate() {
-        columns.insert(
-            frame.x.column(ns as f64 / 1e6),
-            (rank + 1) as f64 / n * 100.0,
-        );
+    for (index, &ns) in sorted_ns.iter().enumerate() {
+        let percent = share.percent(index + 1, sorted_ns.len());
+        columns.insert(frame.x.column(ns as f64 / 1e6), percent);
     }
-    let mut points = Vec::with_capacity(columns.len() * 2 + 2);
-    let mut level = frame.y.px(0.0);
-    for (column, share) in columns {
+    if columns.is_empty() {
+        return Vec::new();
+    }
+    let mut level = frame.y.px(share.percent(0, sorted_ns.len()));
+    let mut points = vec![(frame.left, level)];
+    for (column, percent) in columns {
         let x = column as f64;
         points.push((x, level));
-        level = frame.y.px(share);
+        level = frame.y.px(percent);
         points.push((x, level));
     }
-    if !points.is_empty() {
+    if share == Share::AtOrBelow {
         points.push((frame.right, level));
     }
     points
@@ -89,30 +136,51 @@ fn steps(sorted_ns: &[u64], frame: &Frame) -> Vec<(f64, f64)> {
 mod tests {
     use super::*;
 
+    const MS: u64 = 1_000_000;
+
+    /// A frame of values from 1 to 100 ms, so that 10 ms lies in its middle.
+    fn frame(share: Share, series: &[Series<'_>]) -> Frame {
+        let svg = Svg::new("e", WIDTH, HEIGHT, "", "");
+        let x = Scale::log([1.15, 100.0 / 1.15]);
+        Frame::new(&svg, 34.0, HEIGHT, x, share.axis(series))
+    }
+
     #[test]
     fn the_staircase_ends_at_one_hundred_percent() {
-        let svg = Svg::new("e", WIDTH, 320.0, "", "");
-        let x = Scale::log([1.15, 100.0 / 1.15]);
-        let frame = Frame::new(&svg, 34.0, 320.0, x, Scale::linear([0.0, 100.0]));
-        let points = steps(&[10_000_000, 10_000_000, 80_000_000, 80_000_000], &frame);
-        // Half of the samples are 10 ms (the middle of 1..100 on a log axis), all are below 80.
+        let frame = frame(Share::AtOrBelow, &[]);
+        let samples = [10 * MS, 10 * MS, 80 * MS, 80 * MS];
+        let points = steps(&samples, Share::AtOrBelow, &frame);
         let middle = (frame.left + frame.right) / 2.0;
-        assert_eq!(points[0], (middle, frame.y.px(0.0)));
-        assert_eq!(points[1], (middle, frame.y.px(50.0)));
+        assert_eq!(points[0], (frame.left, frame.y.px(0.0)));
+        assert_eq!(points[2], (middle, frame.y.px(50.0)));
         assert_eq!(points.last(), Some(&(frame.right, frame.y.px(100.0))));
     }
 
     #[test]
+    fn the_tail_falls_to_the_bottom_at_the_largest() {
+        let samples = [10 * MS, 10 * MS, 10 * MS, 80 * MS];
+        let series = [Series {
+            name: "a",
+            sorted_ns: &samples,
+        }];
+        let frame = frame(Share::Above, &series);
+        let points = steps(&samples, Share::Above, &frame);
+        assert_eq!(points[0], (frame.left, frame.y.px(100.0)));
+        // Three quarters are 10 ms, one quarter lies above.
+        assert_eq!(points[2].1, frame.y.px(25.0));
+        assert_eq!(points.last().map(|p| p.1), Some(frame.bottom));
+        assert!(frame.y.px(25.0) < frame.bottom);
+    }
+
+    #[test]
     fn no_samples_is_said() {
-        let figure = ecdf(
-            "e",
-            "TTFT",
-            "time",
-            &[Series {
-                name: "a",
-                sorted_ns: &[],
-            }],
-        );
-        assert!(figure.svg.contains("no samples"), "{}", figure.svg);
+        let series = [Series {
+            name: "a",
+            sorted_ns: &[],
+        }];
+        for share in [Share::AtOrBelow, Share::Above] {
+            let figure = ecdf("e", "TTFT", "time", share, &series);
+            assert!(figure.svg.contains("no samples"), "{}", figure.svg);
+        }
     }
 }

@@ -33,7 +33,7 @@ pub(crate) fn forest(id: &str, verdict: &RunVerdict) -> Option<Figure> {
     let words: Vec<String> = rows.iter().map(|(metric, _)| in_words(metric)).collect();
     let bottom = TOP + ROW * rows.len() as f64;
     let mut svg = Svg::new(id, WIDTH, bottom + 48.0, &title, &words.join("; "));
-    let x = Scale::log(rows.iter().flat_map(|row| values(row)).chain([0.9, 1.1]));
+    let x = Scale::log(rows.iter().flat_map(values).chain([0.9, 1.1]));
     let x = x.over(LABELS, WIDTH - CLAIMS);
     draw_axis(&mut svg, x, bottom);
     for (number, (metric, ratios)) in rows.iter().enumerate() {

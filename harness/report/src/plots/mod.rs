@@ -4,18 +4,18 @@
 //! gaps keeps the largest of each pixel column, a plot of clouds draws one mark for each pixel
 //! that has any, and both say so in their captions.
 
-pub mod buckets;
-pub mod ecdf;
-pub mod forest;
-pub mod numerics;
-pub mod step_cost;
-pub mod timeline;
+pub(crate) mod buckets;
+pub(crate) mod ecdf;
+pub(crate) mod forest;
+pub(crate) mod numerics;
+pub(crate) mod step_cost;
+pub(crate) mod timeline;
 
 use serde::Serialize;
 
 /// A picture with its heading and the sentence under it.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Figure {
+pub(crate) struct Figure {
     /// Heading.
     pub title: String,
     /// How to read it, and what was left out.

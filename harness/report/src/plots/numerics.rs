@@ -101,8 +101,8 @@ fn bars(verdict: &RunVerdict) -> Vec<Bar> {
     }
     for fault in &verdict.correctness.planted_faults {
         let worst = fault.config.as_ref().and_then(|config| config.worst());
-        if let Some((check, share)) = worst.and_then(|check| check.share.map(|s| (check, s))) {
-            let label = format!("{} ({})", fault.label, check_name(check.name));
+        if let Some(share) = worst.and_then(|check| check.share) {
+            let label = fault.label.clone();
             bars.push(Bar {
                 label,
                 share,

@@ -54,7 +54,7 @@ pub(crate) fn step_cost(id: &str, data: &RunData, arms: &[String]) -> Figure {
             .into_iter()
             .map(|(x, y)| (x as f64, y as f64))
             .collect();
-        svg.marks(&arm_class("cloud", arm), &marks, 3.0);
+        svg.marks(&arm_class("cloud", arm), &marks, 4.0);
     }
     let names = arms
         .iter()

@@ -28,6 +28,17 @@ pub(super) fn section(verdict: &RunVerdict) -> Option<Section> {
          margin. Metrics marked * are the primary family."
             .to_owned(),
     );
+    let blocks = verdict
+        .performance
+        .metrics
+        .iter()
+        .map(|m| m.verdict.blocks)
+        .max()
+        .unwrap_or(0);
+    let caption = format!(
+        "{} over {blocks} matched blocks; differences in ms or percentage points; lower is better",
+        comparison.candidate
+    );
     let headers = [
         "metric",
         "claim",
@@ -36,12 +47,19 @@ pub(super) fn section(verdict: &RunVerdict) -> Option<Section> {
         "difference [95 %]",
         "change, % [95 %]",
         "Holm p",
-        "pairs",
     ];
-    let mut table = Table::new("Lower is better for every metric", 2, &headers);
+    let mut table = Table::new(caption, 2, &headers);
     for metric in &verdict.performance.metrics {
         table.push(row(metric));
         let reason = &metric.verdict.why;
+        let left_out = metric.verdict.excluded.total();
+        if left_out > 0 {
+            section.text.push(format!(
+                "{}: {left_out} of {} block pairs have no value in one arm and are left out.",
+                name(metric),
+                metric.verdict.blocks
+            ));
+        }
         if metric.spec.primary && metric.verdict.claim == Claim::Inconclusive {
             section.text.push(format!("{}: {reason}.", name(metric)));
         }
@@ -83,11 +101,7 @@ fn row(metric: &MetricComparison) -> Vec<String> {
             interval(&point, &low, &high)
         },
     );
-    let mark = if metric.spec.primary { " *" } else { "" };
-    let excluded = match verdict.excluded.total() {
-        0 => verdict.pairs.to_string(),
-        _ => format!("{}/{}", verdict.pairs, verdict.blocks),
-    };
+    let mark = if metric.spec.primary { "\u{a0}*" } else { "" };
     vec![
         format!("{}{mark}", name(metric)),
         conclusion_word(verdict.claim).to_owned(),
@@ -98,7 +112,6 @@ fn row(metric: &MetricComparison) -> Vec<String> {
         verdict
             .p
             .map_or_else(|| ABSENT.to_owned(), |_| p_value(verdict.holm_p)),
-        excluded,
     ]
 }
 
@@ -110,6 +123,8 @@ pub(super) fn interval(point: &str, low: &str, high: &str) -> String {
 fn signed(value: f64, unit: &str) -> String {
     let sign = if value > 0.0 { "+" } else { "" };
     match unit {
+        // A hundredth of a millisecond is below what any of these clocks can tell apart.
+        "ns" if value.abs() < 1e6 => format!("{sign}{:.2}", value / 1e6),
         "ns" => format!("{sign}{}", ms(value)),
         "share" => format!("{sign}{}", percent(value)),
         _ => format!("{sign}{}", significant(value)),

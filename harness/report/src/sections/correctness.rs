@@ -1,7 +1,9 @@
 //! Whether the outputs were right, with the share of each limit that was used.
 
+use std::collections::BTreeMap;
+
 use pb_judge::Verdict;
-use pb_judge::numerics::{Check, ConfigVerdict};
+use pb_judge::numerics::{Check, CheckName, ConfigVerdict};
 use pb_judge::run::{NumericsNote, RunVerdict};
 
 use super::Section;
@@ -33,6 +35,7 @@ pub(super) fn section(verdict: &RunVerdict) -> Section {
             .iter()
             .for_each(|note| table.push(report_row(note)));
         section.tables.push(table);
+        section.tables.extend(tolerances(&correctness.reports));
     }
     if !correctness.planted_faults.is_empty() {
         let headers = ["planted fault", "the check", "evidence", "used %"];
@@ -54,6 +57,32 @@ pub(super) fn section(verdict: &RunVerdict) -> Section {
         section.tables.push(table);
     }
     section
+}
+
+/// The worst value of each statistic over all variants, against its limit. `None` when no
+/// statistical check was made.
+fn tolerances(reports: &[NumericsNote]) -> Option<Table> {
+    let mut worst: BTreeMap<CheckName, (&Check, &str)> = BTreeMap::new();
+    for note in reports {
+        for check in note.config.iter().flat_map(|config| &config.checks) {
+            let kept = worst.entry(check.name).or_insert((check, &note.label));
+            if check.share.unwrap_or(0.0) > kept.0.share.unwrap_or(0.0) {
+                *kept = (check, &note.label);
+            }
+        }
+    }
+    let headers = ["statistic", "variant", "value", "limit", "used %"];
+    let mut table = Table::new("Worst of each statistic over all variants", 2, &headers);
+    for (check, label) in worst.into_values() {
+        table.push(vec![
+            check_name(check.name).to_owned(),
+            label.to_owned(),
+            check.value.map_or_else(|| ABSENT.to_owned(), significant),
+            significant(check.limit),
+            used(Some(check)),
+        ]);
+    }
+    (!table.rows.is_empty()).then_some(table)
 }
 
 fn report_row(note: &NumericsNote) -> Vec<String> {

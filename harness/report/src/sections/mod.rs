@@ -109,8 +109,8 @@ fn requests(verdict: &RunVerdict) -> Section {
         "arm", "class", "offered", "ok", "failed", "broken", "cut", "unsent", "prompt", "cached",
         "output",
     ];
-    let caption = "How requests ended, and their tokens. Broken: the stream broke off; cut: still running at the \
-                   end; unsent: due but never sent. The five kinds sum to offered";
+    let caption = "How requests ended, and their tokens. Broken: the stream broke off; cut: still \
+                   running at the end; unsent: due but never sent. The five kinds sum to offered";
     let mut table = Table::new(caption, 2, &headers);
     for arm in &verdict.performance.arms {
         let all = std::iter::once(("all", &arm.all));

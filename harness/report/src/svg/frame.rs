@@ -10,7 +10,7 @@ const BOTTOM: f64 = 42.0;
 
 /// A plotted area inside a picture.
 #[derive(Clone, Copy, Debug)]
-pub struct Frame {
+pub(crate) struct Frame {
     /// Horizontal axis.
     pub x: Scale,
     /// Vertical axis; grows upwards.
@@ -28,7 +28,7 @@ pub struct Frame {
 impl Frame {
     /// A frame over the whole width of `svg` between the pixel rows `top` and `bottom`; labels
     /// of the horizontal axis take the lowest part.
-    pub fn new(svg: &Svg, top: f64, bottom: f64, x: Scale, y: Scale) -> Frame {
+    pub(crate) fn new(svg: &Svg, top: f64, bottom: f64, x: Scale, y: Scale) -> Frame {
         let (left, right, bottom) = (LEFT, svg.width() - RIGHT, bottom - BOTTOM);
         Frame {
             x: x.over(left, right),
@@ -41,7 +41,7 @@ impl Frame {
     }
 
     /// Draws grid, ticks and axis labels. Put it before the data, so that data lies on top.
-    pub fn draw(&self, svg: &mut Svg, x_label: &str, y_label: &str) {
+    pub(crate) fn draw(&self, svg: &mut Svg, x_label: &str, y_label: &str) {
         let mut last = f64::NEG_INFINITY;
         for tick in self.x.ticks() {
             let x = self.x.px(tick);
@@ -76,7 +76,7 @@ impl Frame {
     }
 
     /// Says in the middle that there is nothing to draw.
-    pub fn empty(&self, svg: &mut Svg, why: &str) {
+    pub(crate) fn empty(&self, svg: &mut Svg, why: &str) {
         let (x, y) = (
             (self.left + self.right) / 2.0,
             (self.top + self.bottom) / 2.0,
@@ -87,7 +87,7 @@ impl Frame {
 
 /// Draws a legend in one line at the pixel row `y`: a swatch of each class with its name. Names
 /// are cut so that they never run over each other.
-pub fn legend(svg: &mut Svg, y: f64, entries: &[(String, String)]) {
+pub(crate) fn legend(svg: &mut Svg, y: f64, entries: &[(String, String)]) {
     let width = (svg.width() - LEFT - RIGHT) / entries.len().max(1) as f64;
     let room = ((width - 28.0) / 6.6).max(4.0) as usize;
     let mut x = LEFT;
@@ -100,7 +100,7 @@ pub fn legend(svg: &mut Svg, y: f64, entries: &[(String, String)]) {
 }
 
 /// At most `room` characters, with an ellipsis for what was cut.
-pub fn shorten(text: &str, room: usize) -> String {
+pub(crate) fn shorten(text: &str, room: usize) -> String {
     if text.chars().count() <= room {
         return text.to_owned();
     }
@@ -110,7 +110,7 @@ pub fn shorten(text: &str, room: usize) -> String {
 }
 
 /// The style class of the arm with this number; colours repeat after six.
-pub fn arm_class(kind: &str, arm: usize) -> String {
+pub(crate) fn arm_class(kind: &str, arm: usize) -> String {
     format!("{kind} a{}", arm % 6)
 }
 

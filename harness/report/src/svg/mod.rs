@@ -4,8 +4,8 @@
 //! the page's style sheet gives it a colour for light and for dark. It also lets each picture have
 //! a title and a description for people who do not see it.
 
-pub mod frame;
-pub mod scale;
+pub(crate) mod frame;
+pub(crate) mod scale;
 
 use std::fmt::Write;
 
@@ -13,16 +13,15 @@ use crate::format::escape;
 
 /// An SVG picture under construction. Coordinates are in pixels of the view box.
 #[derive(Clone, Debug)]
-pub struct Svg {
+pub(crate) struct Svg {
     width: f64,
-    height: f64,
     head: String,
     body: String,
 }
 
 /// Where text stands relative to its point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Anchor {
+pub(crate) enum Anchor {
     /// Text starts at the point.
     Start,
     /// Text is centred on the point.
@@ -33,7 +32,7 @@ pub enum Anchor {
 
 impl Svg {
     /// An empty picture. `id` must be unique on the page; title and description are escaped.
-    pub fn new(id: &str, width: f64, height: f64, title: &str, description: &str) -> Svg {
+    pub(crate) fn new(id: &str, width: f64, height: f64, title: &str, description: &str) -> Svg {
         let head = format!(
             "<svg viewBox=\"0 0 {} {}\" role=\"img\" aria-labelledby=\"{id}-t {id}-d\">\n\
              <title id=\"{id}-t\">{}</title>\n<desc id=\"{id}-d\">{}</desc>\n",
@@ -44,24 +43,18 @@ impl Svg {
         );
         Svg {
             width,
-            height,
             head,
             body: String::new(),
         }
     }
 
     /// Width of the view box.
-    pub fn width(&self) -> f64 {
+    pub(crate) fn width(&self) -> f64 {
         self.width
     }
 
-    /// Height of the view box.
-    pub fn height(&self) -> f64 {
-        self.height
-    }
-
     /// A straight line.
-    pub fn line(&mut self, class: &str, x1: f64, y1: f64, x2: f64, y2: f64) {
+    pub(crate) fn line(&mut self, class: &str, x1: f64, y1: f64, x2: f64, y2: f64) {
         let (x1, y1, x2, y2) = (number(x1), number(y1), number(x2), number(y2));
         self.push(format_args!(
             "<line class=\"{class}\" x1=\"{x1}\" y1=\"{y1}\" x2=\"{x2}\" y2=\"{y2}\"/>"
@@ -69,7 +62,7 @@ impl Svg {
     }
 
     /// A rectangle; negative sizes are taken as nothing.
-    pub fn rect(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64) {
+    pub(crate) fn rect(&mut self, class: &str, x: f64, y: f64, width: f64, height: f64) {
         let (width, height) = (number(width.max(0.0)), number(height.max(0.0)));
         let (x, y) = (number(x), number(y));
         self.push(format_args!(
@@ -78,7 +71,7 @@ impl Svg {
     }
 
     /// A dot.
-    pub fn dot(&mut self, class: &str, x: f64, y: f64, radius: f64) {
+    pub(crate) fn dot(&mut self, class: &str, x: f64, y: f64, radius: f64) {
         let (x, y, radius) = (number(x), number(y), number(radius));
         self.push(format_args!(
             "<circle class=\"{class}\" cx=\"{x}\" cy=\"{y}\" r=\"{radius}\"/>"
@@ -86,7 +79,7 @@ impl Svg {
     }
 
     /// A line through points; nothing below two points.
-    pub fn path(&mut self, class: &str, points: &[(f64, f64)]) {
+    pub(crate) fn path(&mut self, class: &str, points: &[(f64, f64)]) {
         if points.len() >= 2 {
             let d = path_data(points);
             self.push(format_args!("<path class=\"{class}\" d=\"{d}\"/>"));
@@ -94,7 +87,7 @@ impl Svg {
     }
 
     /// A filled outline; nothing below three points.
-    pub fn area(&mut self, class: &str, points: &[(f64, f64)]) {
+    pub(crate) fn area(&mut self, class: &str, points: &[(f64, f64)]) {
         if points.len() >= 3 {
             let d = path_data(points);
             self.push(format_args!("<path class=\"{class}\" d=\"{d}Z\"/>"));
@@ -102,7 +95,7 @@ impl Svg {
     }
 
     /// Many small squares as one path, so that thousands of points stay one element.
-    pub fn marks(&mut self, class: &str, points: &[(f64, f64)], size: f64) {
+    pub(crate) fn marks(&mut self, class: &str, points: &[(f64, f64)], size: f64) {
         if points.is_empty() {
             return;
         }
@@ -116,7 +109,7 @@ impl Svg {
     }
 
     /// Text; escaped.
-    pub fn text(&mut self, class: &str, x: f64, y: f64, anchor: Anchor, text: &str) {
+    pub(crate) fn text(&mut self, class: &str, x: f64, y: f64, anchor: Anchor, text: &str) {
         let anchor = match anchor {
             Anchor::Start => "start",
             Anchor::Middle => "middle",
@@ -129,7 +122,7 @@ impl Svg {
     }
 
     /// Text turned a quarter to the left around its centre; escaped.
-    pub fn text_up(&mut self, class: &str, x: f64, y: f64, text: &str) {
+    pub(crate) fn text_up(&mut self, class: &str, x: f64, y: f64, text: &str) {
         let (x, y, text) = (number(x), number(y), escape(text));
         self.push(format_args!(
             "<text class=\"{class}\" x=\"{x}\" y=\"{y}\" text-anchor=\"middle\" \
@@ -138,7 +131,7 @@ impl Svg {
     }
 
     /// The finished picture.
-    pub fn finish(self) -> String {
+    pub(crate) fn finish(self) -> String {
         format!("{}{}</svg>\n", self.head, self.body)
     }
 

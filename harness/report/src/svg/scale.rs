@@ -4,7 +4,7 @@ use crate::format::significant;
 
 /// How values spread over an axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// Equal differences, equal lengths.
     Linear,
     /// Equal ratios, equal lengths. Only positive values have a place.
@@ -13,7 +13,7 @@ pub enum Kind {
 
 /// An axis: a range of values over a range of pixels.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Scale {
+pub(crate) struct Scale {
     kind: Kind,
     low: f64,
     high: f64,
@@ -23,7 +23,7 @@ pub struct Scale {
 
 impl Scale {
     /// A linear scale over the finite values given, widened when they span nothing.
-    pub fn linear(values: impl IntoIterator<Item = f64>) -> Scale {
+    pub(crate) fn linear(values: impl IntoIterator<Item = f64>) -> Scale {
         let (low, high) = span(values.into_iter().filter(|v| v.is_finite())).unwrap_or((0.0, 1.0));
         let high = if high > low {
             high
@@ -40,7 +40,7 @@ impl Scale {
     }
 
     /// A logarithmic scale over the positive values given, widened to a little more than them.
-    pub fn log(values: impl IntoIterator<Item = f64>) -> Scale {
+    pub(crate) fn log(values: impl IntoIterator<Item = f64>) -> Scale {
         let positive = values.into_iter().filter(|v| v.is_finite() && *v > 0.0);
         let (low, high) = span(positive).unwrap_or((1.0, 10.0));
         let (low, high) = (low / 1.15, high * 1.15);
@@ -54,23 +54,13 @@ impl Scale {
     }
 
     /// The same values over other pixels.
-    pub fn over(mut self, from_px: f64, to_px: f64) -> Scale {
+    pub(crate) fn over(mut self, from_px: f64, to_px: f64) -> Scale {
         (self.from_px, self.to_px) = (from_px, to_px);
         self
     }
 
-    /// Smallest value.
-    pub fn low(&self) -> f64 {
-        self.low
-    }
-
-    /// Largest value.
-    pub fn high(&self) -> f64 {
-        self.high
-    }
-
     /// Pixel of a value; values outside are put at the nearer end.
-    pub fn px(&self, value: f64) -> f64 {
+    pub(crate) fn px(&self, value: f64) -> f64 {
         let place = match self.kind {
             Kind::Linear => (value - self.low) / (self.high - self.low),
             Kind::Log if value <= 0.0 => 0.0,
@@ -80,12 +70,12 @@ impl Scale {
     }
 
     /// Whole pixel column or row of a value.
-    pub fn column(&self, value: f64) -> i64 {
+    pub(crate) fn column(&self, value: f64) -> i64 {
         self.px(value).round() as i64
     }
 
     /// At most about eight tick values inside the range.
-    pub fn ticks(&self) -> Vec<f64> {
+    pub(crate) fn ticks(&self) -> Vec<f64> {
         match self.kind {
             Kind::Linear => self.linear_ticks(),
             Kind::Log => self.log_ticks(),
@@ -136,7 +126,7 @@ fn span(values: impl Iterator<Item = f64>) -> Option<(f64, f64)> {
 }
 
 /// A tick's label: no more digits than its value needs.
-pub fn tick_label(value: f64) -> String {
+pub(crate) fn tick_label(value: f64) -> String {
     let text = significant(value);
     if !text.contains('.') {
         return text;
@@ -190,7 +180,7 @@ mod tests {
                 ticks.len() <= 20 && ticks.iter().all(|t| t.is_finite()),
                 "{scale:?}"
             );
-            assert!(scale.px(scale.low()) < scale.px(scale.high()), "{scale:?}");
+            assert!(scale.px(scale.low) < scale.px(scale.high), "{scale:?}");
         }
     }
 }

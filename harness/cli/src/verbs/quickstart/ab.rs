@@ -14,7 +14,11 @@ use crate::progress::Progress;
 pub(crate) fn block_order(seed: u64, block: u32) -> [usize; 2] {
     let first = Stream::new(seed, "arm order").below(2) as usize;
     let swapped = block % 2 == 1;
-    if swapped { [1 - first, first] } else { [first, 1 - first] }
+    if swapped {
+        [1 - first, first]
+    } else {
+        [first, 1 - first]
+    }
 }
 
 /// Tokens of the prompt text under the engine's tokenizer.
@@ -41,10 +45,19 @@ pub(crate) fn run(
     run.save_notes()?;
     let mut text = prompt_text(&arms[0], seed)?;
     for block in 0..settings.blocks {
-        let plan = interference(&settings.interference(), &mut text, seed ^ u64::from(block) << 32)?;
+        let plan = interference(
+            &settings.interference(),
+            &mut text,
+            seed ^ u64::from(block) << 32,
+        )?;
         for index in block_order(seed, block) {
             let arm = &mut arms[index];
-            progress.phase(format!("block {} of {}: {}", block + 1, settings.blocks, arm.name));
+            progress.phase(format!(
+                "block {} of {}: {}",
+                block + 1,
+                settings.blocks,
+                arm.name
+            ));
             arm.run_cell(plan.clone(), block, run)?;
         }
     }
@@ -56,15 +69,18 @@ fn comparison(settings: &Settings) -> Comparison {
     let subject = if settings.same_arms {
         "monolithic prefill with itself (an A/A run: any difference claimed is false)".to_string()
     } else {
-        format!("chunked prefill under a budget of {} tokens with monolithic", settings.budget)
+        format!(
+            "chunked prefill under a budget of {} tokens with monolithic",
+            settings.budget
+        )
     };
     Comparison {
         baseline: baseline.into(),
         candidate: candidate.into(),
         subject,
-        ttft_class: Some(pb_workloads::LONG_PROMPT.into()),
-        itl_class: Some(pb_workloads::BACKGROUND.into()),
-        open_classes: vec![pb_workloads::LONG_PROMPT.into()],
+        ttft_class: Some(pb_workloads::interference::LONG_PROMPT.into()),
+        itl_class: Some(pb_workloads::interference::BACKGROUND.into()),
+        open_classes: vec![pb_workloads::interference::LONG_PROMPT.into()],
         background_streams: Some(settings.streams),
         cache_control: CacheControl::Off,
         metrics: Vec::new(),

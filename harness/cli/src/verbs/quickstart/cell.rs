@@ -4,14 +4,13 @@ use std::sync::mpsc;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use pb_contract::Nanos;
 use pb_contract::manifest::ArmReceipt;
 use pb_contract::plan::Plan;
-use pb_load::control::Control;
-use pb_load::shell_wall::{Limits, run_plan_blocking};
-use pb_load::steps::{StepItem, StepReader};
-use pb_load::{Endpoint, RunContext, StopSignal, schedule};
+use pb_contract::{Nanos, StepRow};
 use pb_judge::run::ResetProof;
+use pb_load::control::Control;
+use pb_load::steps::{StepItem, StepReader};
+use pb_load::{Endpoint, Limits, RunContext, StopSignal, run_plan_blocking, schedule};
 use tokio::runtime::Runtime;
 
 use super::child::EngineChild;
@@ -47,7 +46,13 @@ impl Arm {
             config: info.get("config").cloned().unwrap_or_default(),
             version: info["version"].as_str().unwrap_or("unknown").to_string(),
         })?;
-        let mut arm = Arm { name: name.into(), engine, control, runtime, next_step: 0 };
+        let mut arm = Arm {
+            name: name.into(),
+            engine,
+            control,
+            runtime,
+            next_step: 0,
+        };
         arm.warm_up()?;
         Ok(arm)
     }
@@ -67,19 +72,21 @@ impl Arm {
         let (sender, receiver) = mpsc::channel();
         let reader = self.read_steps(move |row| {
             let _ = sender.send(row.step);
-        });
-        self.runtime.block_on(self.control.probe(&[0, 1, 2, 3], 4, Some("warm-up")))?;
+        })?;
+        self.runtime
+            .block_on(self.control.probe(&[0, 1, 2, 3], 4, Some("warm-up")))?;
         reader.stop()?;
         self.next_step = receiver.iter().max().map_or(0, |step| step + 1);
         Ok(())
     }
 
-    fn read_steps(&self, mut on: impl FnMut(pb_contract::StepRow) + Send + 'static) -> StepReader {
-        StepReader::spawn(self.endpoint().clone(), self.next_step, move |item| {
+    fn read_steps(&self, mut on: impl FnMut(StepRow) + Send + 'static) -> Result<StepReader> {
+        let on_item = move |item| {
             if let StepItem::Row(row) = item {
                 on(row);
             }
-        })
+        };
+        Ok(StepReader::spawn(self.endpoint(), self.next_step, on_item)?)
     }
 
     /// Empties the prefix cache and proves it: the probe's prompt was cached by the probe before
@@ -111,8 +118,11 @@ impl Arm {
             if row.step >= from {
                 let _ = step_sender.send(Item::Step(Box::new(row)));
             }
-        });
-        let context = RunContext { arm: self.name.clone(), block };
+        })?;
+        let context = RunContext {
+            arm: self.name.clone(),
+            block,
+        };
         let endpoint = self.endpoint().clone();
         let arm = self.name.clone();
         let outcome = std::thread::scope(|scope| -> Result<()> {

@@ -41,10 +41,17 @@ impl EngineChild {
         let Some(url) = read_ready_line(&mut child) else {
             let _ = child.kill();
             let _ = child.wait();
-            bail!("the engine ended before it was ready: `{command}`\n{}", log_tail(log))
+            bail!(
+                "the engine ended before it was ready: `{command}`\n{}",
+                log_tail(log)
+            )
         };
         let endpoint = Endpoint::parse(&url)?;
-        Ok(EngineChild { child, endpoint, command })
+        Ok(EngineChild {
+            child,
+            endpoint,
+            command,
+        })
     }
 
     /// Where it listens.
@@ -79,5 +86,9 @@ fn log_tail(log: &Path) -> String {
     let text = std::fs::read_to_string(log).unwrap_or_default();
     let lines: Vec<&str> = text.lines().collect();
     let tail = &lines[lines.len().saturating_sub(12)..];
-    format!("its last messages ({}):\n{}", PathBuf::from(log).display(), tail.join("\n"))
+    format!(
+        "its last messages ({}):\n{}",
+        PathBuf::from(log).display(),
+        tail.join("\n")
+    )
 }

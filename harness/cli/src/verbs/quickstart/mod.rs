@@ -63,14 +63,28 @@ fn check_numerics(
         seed: args.seed,
     };
     let outcome = validate::run(model, &settings, progress).context("checking the logits")?;
-    for (label, verdict) in outcome.clean {
-        run.notes.numerics.push(NumericsNote { label, verdict });
+    for check in outcome.bits {
+        let label = format!("exact mode, {} against monolithic", check.config);
+        run.notes.numerics.push(NumericsNote {
+            label,
+            bits: Some(check.bits),
+            config: None,
+        });
+    }
+    for check in outcome.tolerance {
+        let label = format!("fast mode, {} against monolithic", check.config);
+        run.notes.numerics.push(NumericsNote {
+            label,
+            bits: None,
+            config: Some(check),
+        });
     }
     for fault in outcome.faults {
         run.notes.planted_faults.push(PlantedFault {
             label: fault.label,
             rejected: fault.rejected,
             evidence: fault.evidence,
+            config: fault.config,
         });
     }
     run.save_notes()

@@ -36,7 +36,11 @@ pub(crate) fn run(
         ..SharedPrefixParams::default()
     };
     for round in 0..settings.prefix_rounds {
-        progress.phase(format!("prefix cache: round {} of {}", round + 1, settings.prefix_rounds));
+        progress.phase(format!(
+            "prefix cache: round {} of {}",
+            round + 1,
+            settings.prefix_rounds
+        ));
         let proof = arm.prove_cold(round, &probe)?;
         let shared = shared_prefix(&params, &mut text, seed ^ u64::from(round) << 32)?;
         let questions = shared.warm.len();
@@ -57,7 +61,12 @@ pub(crate) fn run(
         });
         run.save_notes()?;
         let bodies = [shared.cold, shared.prime, shared.warm].concat();
-        let plan = sequential(bodies, RequestId(0), Nanos::from_secs(120), Nanos::from_secs(60));
+        let plan = sequential(
+            bodies,
+            RequestId(0),
+            Nanos::from_secs(120),
+            Nanos::from_secs(60),
+        );
         arm.run_cell(plan, round, run)?;
     }
     Ok(())

@@ -42,7 +42,9 @@ impl Run {
             schema_version: RUN_SCHEMA_VERSION,
             kind: "quickstart".into(),
             state: RunState::Running,
-            created: jiff::Timestamp::now().strftime("%Y-%m-%dT%H:%M:%SZ").to_string(),
+            created: jiff::Timestamp::now()
+                .strftime("%Y-%m-%dT%H:%M:%SZ")
+                .to_string(),
             command: std::env::args().collect(),
             tool: machine::tool(),
             machine: machine::machine(),
@@ -55,7 +57,10 @@ impl Run {
         };
         let writer = RunWriter::create(dir, manifest)
             .with_context(|| format!("cannot create the run directory {}", dir.display()))?;
-        Ok(Run { writer, notes: RunNotes::default() })
+        Ok(Run {
+            writer,
+            notes: RunNotes::default(),
+        })
     }
 
     /// The run directory.

@@ -49,11 +49,20 @@ impl Settings {
     /// Resolves the arguments for this machine and a model with a context of `context` tokens.
     pub(crate) fn new(args: &QuickstartArgs, context: usize) -> Self {
         let longest = context.saturating_sub(256).max(64);
-        let (long_min, long_max, horizon_s) =
-            if args.smoke { (256, 384, 2) } else { (1024, 1536, 9) };
+        let (long_min, long_max, horizon_s) = if args.smoke {
+            (256, 384, 2)
+        } else {
+            (1024, 1536, 9)
+        };
         Settings {
-            blocks: if args.smoke { args.blocks.min(2) } else { args.blocks },
-            threads: args.threads.unwrap_or_else(|| machine::cores().saturating_sub(1).max(1)),
+            blocks: if args.smoke {
+                args.blocks.min(2)
+            } else {
+                args.blocks
+            },
+            threads: args
+                .threads
+                .unwrap_or_else(|| machine::cores().saturating_sub(1).max(1)),
             budget: args.budget,
             streams: 4,
             long_prompt_min: long_min.min(longest),
@@ -68,7 +77,11 @@ impl Settings {
 
     /// Names of the two arms, baseline first.
     pub(crate) fn arms(&self) -> [&'static str; 2] {
-        if self.same_arms { [MONOLITHIC, MONOLITHIC_AGAIN] } else { [MONOLITHIC, CHUNKED] }
+        if self.same_arms {
+            [MONOLITHIC, MONOLITHIC_AGAIN]
+        } else {
+            [MONOLITHIC, CHUNKED]
+        }
     }
 
     /// Arguments of `serve` for `arm`.
@@ -76,7 +89,14 @@ impl Settings {
         let threads = self.threads.to_string();
         let block_size = BLOCK_SIZE.to_string();
         let budget = self.budget.to_string();
-        let mut args = vec!["--model", model, "--threads", &threads, "--block-size", &block_size];
+        let mut args = vec![
+            "--model",
+            model,
+            "--threads",
+            &threads,
+            "--block-size",
+            &block_size,
+        ];
         args.extend(match arm {
             CHUNKED => ["--chunked", "on", "--prefix-cache", "none"],
             PREFIX => ["--chunked", "on", "--prefix-cache", "hash-chain"],
@@ -98,7 +118,9 @@ impl Settings {
             long_prompt_min: self.long_prompt_min,
             long_prompt_max: self.long_prompt_max,
             long_output_len: 8,
+            long_requests_max: 1_000,
             mean_gap_ns: self.mean_gap_ns,
+            gap_shape: 4.0,
             warm_up_ns: Nanos::from_millis(500),
             horizon_ns: self.horizon_ns,
             drain_ns: Nanos::from_secs(60),
