@@ -17,7 +17,8 @@ const BANNED: [(&str, &[&str]); 8] = [
     ("todo!(", &[]),
     ("unimplemented!(", &[]),
     ("dbg!(", &[]),
-    ("HashMap", &[]),
+    // Looked up only, never walked.
+    ("HashMap", &["kv/src/hash_chain.rs", "synth/files.rs"]),
 ];
 
 fn rust_files(dir: &Path, out: &mut Vec<PathBuf>) {
@@ -55,7 +56,9 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
                 || trimmed.starts_with("const fn"))
                 && trimmed.contains("fn ")
                 && trimmed.contains('(');
-        if !is_fn || trimmed.ends_with(';') {
+        let end_of_signature = |l: &&&str| l.ends_with('{') || l.ends_with(';') || l.ends_with('}');
+        let signature = lines[start..].iter().find(end_of_signature);
+        if !is_fn || signature.is_none_or(|l| l.ends_with(';')) {
             continue;
         }
         let close = format!("{}}}", " ".repeat(line.len() - trimmed.len()));

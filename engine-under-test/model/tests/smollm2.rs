@@ -15,17 +15,25 @@ fn golden_dir() -> Option<PathBuf> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let above = root
         .ancestors()
-        .flat_map(|dir| [dir.join("golden"), dir.join("shared/golden")]);
+        .flat_map(|dir| [dir.join("golden/logits"), dir.join("shared/golden")]);
     named
         .into_iter()
         .chain(above)
         .find(|dir| dir.join("chat_sky.json").is_file())
 }
 
-/// The model file.
+/// The model file: where `PREFILLBENCH_TEST_MODEL` says, else in the cache directory.
 fn model_path() -> Option<PathBuf> {
-    std::env::var_os("PREFILLBENCH_TEST_MODEL")
-        .map(PathBuf::from)
+    let var = |name: &str| {
+        std::env::var_os(name)
+            .filter(|v| !v.is_empty())
+            .map(PathBuf::from)
+    };
+    let home = var("PREFILLBENCH_HOME")
+        .or_else(|| Some(var("XDG_CACHE_HOME")?.join("prefillbench")))
+        .or_else(|| Some(var("HOME")?.join(".cache/prefillbench")));
+    var("PREFILLBENCH_TEST_MODEL")
+        .or_else(|| Some(home?.join("models/SmolLM2-135M-Instruct.Q4_1.gguf")))
         .filter(|path| path.is_file())
 }
 
@@ -33,7 +41,7 @@ fn model_path() -> Option<PathBuf> {
 fn inputs() -> Option<(PathBuf, PathBuf)> {
     let found = model_path().zip(golden_dir());
     if found.is_none() {
-        eprintln!("skipped: set PREFILLBENCH_TEST_MODEL to the SmolLM2 GGUF; needs golden files");
+        eprintln!("skipped: needs `prefillbench model fetch smollm2-135m` and the golden files");
     }
     found
 }

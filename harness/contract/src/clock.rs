@@ -137,7 +137,11 @@ impl VirtualClock {
     /// backwards is our bug.
     pub fn advance_to(&self, at: Nanos) {
         let before = self.now_ns.swap(at.0, Ordering::SeqCst);
-        assert!(before <= at.0, "virtual clock moved back from {before} to {}", at.0);
+        assert!(
+            before <= at.0,
+            "virtual clock moved back from {before} to {}",
+            at.0
+        );
     }
 }
 

@@ -10,7 +10,7 @@ pub enum FailKind {
     Connect,
     /// This machine ran out of local ports.
     ClientPortExhausted,
-    /// No byte of the response within the limit.
+    /// No event with generated content within the limit.
     TimeoutFirstToken,
     /// The stream was silent for longer than the limit.
     TimeoutIdle,

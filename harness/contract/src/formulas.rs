@@ -169,7 +169,8 @@ pub struct LayerWise {
 /// (`layer_compute_ms` each) and in order over one link.
 ///
 /// `t = layer_bytes / link`, `exposed = t + (layers - 1) * max(0, t - compute)` and
-/// `bulk = layers * t`: with `t <= compute` only the last layer is exposed, 1/layers of the bulk time.
+/// `bulk = layers * t`: with `t <= compute` only the last layer is exposed, 1/layers of the bulk
+/// time.
 pub fn layer_wise_transfer(
     layers: u64,
     layer_bytes: f64,

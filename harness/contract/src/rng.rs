@@ -24,7 +24,10 @@ impl Stream {
         for (i, lane) in lanes {
             lane.copy_from_slice(&fnv1a_64(i as u64 + 1, label.as_bytes()).to_le_bytes());
         }
-        Stream { rng: ChaCha8Rng::from_seed(key), spare_normal: None }
+        Stream {
+            rng: ChaCha8Rng::from_seed(key),
+            spare_normal: None,
+        }
     }
 
     /// The next 64 random bits.
@@ -67,7 +70,10 @@ impl Stream {
 
     /// Gamma with the given shape and scale (Marsaglia and Tsang 2000; boosted below shape 1).
     pub fn gamma(&mut self, shape: f64, scale: f64) -> f64 {
-        assert!(shape > 0.0 && scale > 0.0, "gamma needs positive parameters");
+        assert!(
+            shape > 0.0 && scale > 0.0,
+            "gamma needs positive parameters"
+        );
         if shape < 1.0 {
             let boost = libm::pow(1.0 - self.unit_f64(), 1.0 / shape);
             return self.gamma(shape + 1.0, scale) * boost;
@@ -100,7 +106,9 @@ impl Stream {
 /// FNV-1a, 64 bits, started from `basis` mixed into the offset basis.
 fn fnv1a_64(basis: u64, bytes: &[u8]) -> u64 {
     let start = 0xcbf2_9ce4_8422_2325 ^ basis.wrapping_mul(0x9e37_79b9_7f4a_7c15);
-    bytes.iter().fold(start, |h, &b| (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3))
+    bytes.iter().fold(start, |h, &b| {
+        (h ^ u64::from(b)).wrapping_mul(0x0000_0100_0000_01b3)
+    })
 }
 
 #[cfg(test)]
@@ -144,6 +152,9 @@ mod tests {
             counts[s.below(7) as usize] += 1;
         }
         // 10,000 expected, standard deviation about 93: six of them is a one-in-10^8 event.
-        assert!(counts.iter().all(|&c| (9_440..=10_560).contains(&c)), "{counts:?}");
+        assert!(
+            counts.iter().all(|&c| (9_440..=10_560).contains(&c)),
+            "{counts:?}"
+        );
     }
 }

@@ -32,6 +32,20 @@ pub fn gemm_bound(k: usize, unit_roundoff: f64, abs_dot: f64) -> f64 {
     gamma(k, unit_roundoff) * abs_dot
 }
 
+/// Bound on a dot product of `k` pairs of bf16 numbers summed in f32, against the exact dot
+/// product of those same numbers (so the rounding to bf16 is not part of it).
+///
+/// The dot-product instruction adds the two products of a pair one after the other to the sum,
+/// each fused and rounded once: `k` roundings, as in [`gemm_bound`], which also covers an
+/// instruction that rounds once per pair. It takes subnormal operands and results as zero.
+/// A lost operand takes at most `2^-126 * max_abs` with it, where `max_abs` is the
+/// largest magnitude among the operands, and a lost result at most `2^-126`; each can happen
+/// once per term, and later roundings scale it by no more than 2.
+pub fn bf16_dot_bound(k: usize, abs_dot: f64, max_abs: f64) -> f64 {
+    let flushed = f64::from(f32::MIN_POSITIVE) * (max_abs + 1.0);
+    gemm_bound(k, F32_UNIT_ROUNDOFF, abs_dot) + 2.0 * k as f64 * flushed
+}
+
 /// Bound on one output `y` of the f32 RMS norm over `h` values.
 ///
 /// The sum of squares takes at most `h / 16 + 1` chained and 4 tree roundings, all of positive

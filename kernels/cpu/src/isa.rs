@@ -4,7 +4,10 @@
 //! The inner kind is private: only constructors that ask the CPU can make an AVX value, which
 //! is what makes the safe kernel functions sound.
 
-use crate::lanes::Lanes;
+#[cfg(target_arch = "x86_64")]
+use std::sync::OnceLock;
+
+use crate::lanes::{DotLanes, Lanes};
 
 /// An instruction set that this CPU is known to have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -17,6 +20,16 @@ enum Kind {
     #[cfg(target_arch = "x86_64")]
     Avx2,
     Portable,
+}
+
+/// What the fast product multiplies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dot {
+    /// f32 activations times widened bf16 weights.
+    F32,
+    /// Activations rounded to bf16 (to nearest, ties to even) times bf16 weights, summed in
+    /// f32. A CPU without a fitting instruction computes the same in f32 arithmetic.
+    Bf16,
 }
 
 impl Isa {
@@ -53,6 +66,31 @@ impl Isa {
         Isa::supported().into_iter().find(|isa| isa.name() == name)
     }
 
+    /// The faster [`Dot`] on this CPU.
+    ///
+    /// bf16 needs AVX512-BF16 and an AMD CPU. There (Zen 4 and later) the dot-product
+    /// instruction issues as often as a multiply-add and does twice the work. Intel's server
+    /// cores issue it at a fraction of the rate of multiply-adds (they put their bf16
+    /// throughput into AMX tiles), so it would only cost precision.
+    pub fn preferred_dot(self) -> Dot {
+        if self.supports_dot(Dot::Bf16) && vendor_is_amd() {
+            Dot::Bf16
+        } else {
+            Dot::F32
+        }
+    }
+
+    /// Whether `dot` has instructions of its own here. Every `dot` works everywhere; without
+    /// support the bf16 one is emulated, at the speed of the f32 one or a little less.
+    pub fn supports_dot(self, dot: Dot) -> bool {
+        match (dot, self.0) {
+            (Dot::F32, _) => true,
+            #[cfg(target_arch = "x86_64")]
+            (Dot::Bf16, Kind::Avx512) => is_x86_feature_detected!("avx512bf16"),
+            (Dot::Bf16, _) => false,
+        }
+    }
+
     /// Lower-case name, as [`Isa::from_name`] takes it.
     pub fn name(self) -> &'static str {
         match self.0 {
@@ -82,6 +120,42 @@ impl Isa {
             }
         }
     }
+
+    /// Runs `job` compiled for this instruction set with its bf16 dot product.
+    ///
+    /// # Panics
+    /// When [`Isa::supports_dot`] denies it.
+    ///
+    /// # Safety
+    /// The caller keeps the promises that the job's own `run` states.
+    #[inline]
+    pub(crate) unsafe fn dispatch_dot<J: DotJob>(self, job: J) -> J::Out {
+        assert!(self.supports_dot(Dot::Bf16), "no bf16 dot product");
+        #[cfg(target_arch = "x86_64")]
+        // SAFETY: the CPU was just asked; the job's own promises are passed on to our caller.
+        return unsafe { run_avx512_bf16(job) };
+        #[cfg(not(target_arch = "x86_64"))]
+        {
+            let _ = job;
+            unreachable!("no bf16 dot product on this architecture");
+        }
+    }
+}
+
+/// Asked once: in a virtual machine the question costs a trip to the hypervisor.
+#[cfg(target_arch = "x86_64")]
+fn vendor_is_amd() -> bool {
+    static AMD: OnceLock<bool> = OnceLock::new();
+    *AMD.get_or_init(|| {
+        let id = std::arch::x86_64::__cpuid(0);
+        let name = [id.ebx, id.edx, id.ecx].map(u32::to_le_bytes);
+        name.as_flattened() == b"AuthenticAMD"
+    })
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn vendor_is_amd() -> bool {
+    false
 }
 
 /// A kernel with its arguments, generic over the lanes it runs on.
@@ -93,6 +167,21 @@ pub(crate) trait Job {
     type Out;
     /// Runs the kernel.
     unsafe fn run<L: Lanes>(self) -> Self::Out;
+}
+
+/// A [`Job`] that needs lanes with a bf16 dot product.
+pub(crate) trait DotJob {
+    /// What the kernel returns.
+    type Out;
+    /// Runs the kernel.
+    unsafe fn run<L: DotLanes>(self) -> Self::Out;
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16,avx2,fma")]
+unsafe fn run_avx512_bf16<J: DotJob>(job: J) -> J::Out {
+    // SAFETY: this function's features are those that V512's dot product needs.
+    unsafe { job.run::<crate::lanes::avx512::V512>() }
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -111,7 +200,17 @@ unsafe fn run_avx2<J: Job>(job: J) -> J::Out {
 
 #[cfg(test)]
 mod tests {
-    use super::Isa;
+    use super::{Dot, Isa};
+
+    #[test]
+    fn only_a_supported_dot_is_preferred_and_f32_always_is_supported() {
+        for isa in Isa::supported() {
+            assert!(isa.supports_dot(Dot::F32));
+            assert!(isa.supports_dot(isa.preferred_dot()));
+        }
+        assert_eq!(Isa::portable().preferred_dot(), Dot::F32);
+        assert!(!Isa::portable().supports_dot(Dot::Bf16));
+    }
 
     #[test]
     fn names_round_trip_and_portable_is_always_there() {

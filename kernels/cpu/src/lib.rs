@@ -42,7 +42,7 @@ pub use attention::{AttnSeq, attention_exact, attention_fast};
 pub use buffer::AlignedBuf;
 pub use elementwise::{add, add_bias, silu_mul, silu_mul_fused};
 pub use gemm::{gemm_exact, gemm_fast};
-pub use isa::Isa;
+pub use isa::{Dot, Isa};
 pub use kv::{KvElem, KvLayerMut, KvLayerView, KvShape, KvSlot, kv_write};
 pub use math::exp_f32;
 pub use norm::{add_rmsnorm, rmsnorm};

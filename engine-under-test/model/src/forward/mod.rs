@@ -184,7 +184,10 @@ pub fn build(
     options: ForwardOptions,
 ) -> Result<Box<dyn Decoder>, ForwardError> {
     let per_block = kv_bytes_per_token(&weights.config, options.kv_dtype) * options.block_size;
-    if per_block.checked_mul(options.num_blocks).is_none_or(|bytes| bytes > KV_POOL_LIMIT_BYTES) {
+    if per_block
+        .checked_mul(options.num_blocks)
+        .is_none_or(|bytes| bytes > KV_POOL_LIMIT_BYTES)
+    {
         return Err(ForwardError::PoolTooLarge {
             num_blocks: options.num_blocks,
             limit: KV_POOL_LIMIT_BYTES,
@@ -196,21 +199,25 @@ pub fn build(
     })?;
     let (w, o) = (weights, options);
     match (options.numerics, options.kv_dtype) {
-        (Numerics::F64, KvDtype::F64) => {
-            Ok(Box::new(reference::ReferenceDecoder::new(Arc::clone(w), o, pool)))
-        }
-        (Numerics::Exact, KvDtype::F32) => {
-            Ok(Box::new(packed::PackedDecoder::<PackedF32, f32>::new(w, o, pool)))
-        }
-        (Numerics::Exact, KvDtype::Bf16) => {
-            Ok(Box::new(packed::PackedDecoder::<PackedF32, half::bf16>::new(w, o, pool)))
-        }
-        (Numerics::Fast, KvDtype::F32) => {
-            Ok(Box::new(packed::PackedDecoder::<PackedBf16, f32>::new(w, o, pool)))
-        }
-        (Numerics::Fast, KvDtype::Bf16) => {
-            Ok(Box::new(packed::PackedDecoder::<PackedBf16, half::bf16>::new(w, o, pool)))
-        }
+        (Numerics::F64, KvDtype::F64) => Ok(Box::new(reference::ReferenceDecoder::new(
+            Arc::clone(w),
+            o,
+            pool,
+        ))),
+        (Numerics::Exact, KvDtype::F32) => Ok(Box::new(
+            packed::PackedDecoder::<PackedF32, f32>::new(w, o, pool),
+        )),
+        (Numerics::Exact, KvDtype::Bf16) => Ok(Box::new(packed::PackedDecoder::<
+            PackedF32,
+            half::bf16,
+        >::new(w, o, pool))),
+        (Numerics::Fast, KvDtype::F32) => Ok(Box::new(
+            packed::PackedDecoder::<PackedBf16, f32>::new(w, o, pool),
+        )),
+        (Numerics::Fast, KvDtype::Bf16) => Ok(Box::new(packed::PackedDecoder::<
+            PackedBf16,
+            half::bf16,
+        >::new(w, o, pool))),
         (numerics, kv_dtype) => Err(ForwardError::Dtype { numerics, kv_dtype }),
     }
 }
@@ -221,14 +228,23 @@ pub fn build(
 pub fn round_matrices_to_bf16(weights: &Weights) -> Weights {
     let mut rounded = weights.clone();
     let round = |data: &mut Vec<f32>| {
-        data.iter_mut().for_each(|v| *v = half::bf16::from_f32(*v).to_f32());
+        data.iter_mut()
+            .for_each(|v| *v = half::bf16::from_f32(*v).to_f32());
     };
     round(&mut rounded.embed.data);
     if let Some(head) = &mut rounded.lm_head {
         round(&mut head.data);
     }
     for l in &mut rounded.layers {
-        for m in [&mut l.q, &mut l.k, &mut l.v, &mut l.o, &mut l.gate, &mut l.up, &mut l.down] {
+        for m in [
+            &mut l.q,
+            &mut l.k,
+            &mut l.v,
+            &mut l.o,
+            &mut l.gate,
+            &mut l.up,
+            &mut l.down,
+        ] {
             round(&mut m.data);
         }
     }

@@ -66,7 +66,7 @@ impl Packed for PackedBf16 {
         PackedBf16::pack_parts(parts, k)
     }
     fn gemm(&self, isa: Isa, pool: &Pool, a: &[f32], m: usize, c: &mut [f32]) {
-        kernels::gemm_fast(isa, pool, a, m, self, c);
+        kernels::gemm_fast(isa, pool, isa.preferred_dot(), a, m, self, c);
     }
     fn rounded(value: f32) -> f32 {
         half::bf16::from_f32(value).to_f32()
@@ -194,13 +194,20 @@ impl<W: Packed, T: KvElem> PackedDecoder<W, T> {
 
 /// The shape of one block of one layer.
 fn kv_shape(config: &LlamaConfig, block_size: usize) -> KvShape {
-    KvShape { block_size, kv_heads: config.kv_heads, d_head: config.d_head }
+    KvShape {
+        block_size,
+        kv_heads: config.kv_heads,
+        d_head: config.d_head,
+    }
 }
 
 /// An empty pool of `num_blocks` blocks for every layer.
 fn kv_pool<T: KvElem>(c: &LlamaConfig, shape: KvShape, num_blocks: usize) -> Vec<KvLayer<T>> {
     let elems = shape.block_elems() * num_blocks;
-    let layer = |_| KvLayer { k: AlignedBuf::zeroed(elems), v: AlignedBuf::zeroed(elems) };
+    let layer = |_| KvLayer {
+        k: AlignedBuf::zeroed(elems),
+        v: AlignedBuf::zeroed(elems),
+    };
     (0..c.layers).map(layer).collect()
 }
 
@@ -230,10 +237,15 @@ impl<'a> Layout<'a> {
                 s.block_table.len(),
                 shape.block_size
             );
-            layout.tables.push(s.block_table.iter().map(|b| b.0).collect());
+            layout
+                .tables
+                .push(s.block_table.iter().map(|b| b.0).collect());
             for position in s.start..end {
                 let BlockId(block) = s.block_table[position / shape.block_size];
-                assert!((block as usize) < num_blocks, "block {block} is outside the pool");
+                assert!(
+                    (block as usize) < num_blocks,
+                    "block {block} is outside the pool"
+                );
                 let slot = (position % shape.block_size) as u32;
                 layout.slots.push(KvSlot { block, slot });
                 layout.positions.push((position + s.rope_offset) as u32);
@@ -249,7 +261,12 @@ impl<'a> Layout<'a> {
         for (s, table) in self.batch.iter().zip(&self.tables) {
             let q_len = s.tokens.len();
             if s.is_prefill == prefill {
-                seqs.push(AttnSeq { q_row, q_len, start_pos: s.start, block_table: table });
+                seqs.push(AttnSeq {
+                    q_row,
+                    q_len,
+                    start_pos: s.start,
+                    block_table: table,
+                });
             }
             q_row += q_len;
         }
@@ -286,24 +303,38 @@ impl<W: Packed> Parts<W> {
         } else {
             self.add_norm(pool, &l.attn_norm, s);
         }
-        timed(clock, &mut run.timing.gemm_ns, || l.qkv.gemm(isa, pool, &s.normed, m, &mut s.qkv));
+        timed(clock, &mut run.timing.gemm_ns, || {
+            l.qkv.gemm(isa, pool, &s.normed, m, &mut s.qkv)
+        });
         if let Some(bias) = &l.qkv_bias {
             kernels::add_bias(isa, pool, &mut s.qkv, bias);
         }
         self.rope_and_store(pool, kv, layout, s);
         self.attention(kv, layout, s, run);
-        timed(clock, &mut run.timing.gemm_ns, || l.o.gemm(isa, pool, &s.attn, m, &mut s.delta));
+        timed(clock, &mut run.timing.gemm_ns, || {
+            l.o.gemm(isa, pool, &s.attn, m, &mut s.delta)
+        });
         self.add_norm(pool, &l.mlp_norm, s);
         timed(clock, &mut run.timing.gemm_ns, || {
             l.gate_up.gemm(isa, pool, &s.normed, m, &mut s.gate_up)
         });
         kernels::silu_mul_fused(isa, pool, &s.gate_up, c.ffn, &mut s.act);
-        timed(clock, &mut run.timing.gemm_ns, || l.down.gemm(isa, pool, &s.act, m, &mut s.delta));
+        timed(clock, &mut run.timing.gemm_ns, || {
+            l.down.gemm(isa, pool, &s.act, m, &mut s.delta)
+        });
     }
 
     fn add_norm(&self, pool: &Pool, weight: &[f32], s: &mut Scratch) {
         let eps = self.config.rms_eps as f32;
-        kernels::add_rmsnorm(self.isa, pool, &mut s.x, &s.delta, weight, eps, &mut s.normed);
+        kernels::add_rmsnorm(
+            self.isa,
+            pool,
+            &mut s.x,
+            &s.delta,
+            weight,
+            eps,
+            &mut s.normed,
+        );
     }
 
     fn rope_and_store<T: KvElem>(
@@ -315,14 +346,21 @@ impl<W: Packed> Parts<W> {
     ) {
         let c = &self.config;
         let stride = c.q_dim() + 2 * c.kv_dim();
-        let table =
-            RopeTable { cos: &self.rope.cos, sin: &self.rope.sin, half: self.rope.half };
+        let table = RopeTable {
+            cos: &self.rope.cos,
+            sin: &self.rope.sin,
+            half: self.rope.half,
+        };
         let heads = c.q_heads + c.kv_heads;
         let rows = RowsMut::new(&mut s.qkv, stride);
         kernels::rope_apply(self.isa, pool, rows, heads, &table, &layout.positions);
         let k = Rows::new(&s.qkv[c.q_dim()..], stride);
         let v = Rows::new(&s.qkv[c.q_dim() + c.kv_dim()..], stride);
-        let mut view = KvLayerMut { k: &mut kv.k, v: &mut kv.v, shape: self.kv_shape };
+        let mut view = KvLayerMut {
+            k: &mut kv.k,
+            v: &mut kv.v,
+            shape: self.kv_shape,
+        };
         kernels::kv_write(k, v, &layout.slots, &mut view);
     }
 
@@ -335,7 +373,11 @@ impl<W: Packed> Parts<W> {
     ) {
         let c = &self.config;
         let stride = c.q_dim() + 2 * c.kv_dim();
-        let view = KvLayerView { k: &kv.k[..], v: &kv.v[..], shape: self.kv_shape };
+        let view = KvLayerView {
+            k: &kv.k[..],
+            v: &kv.v[..],
+            shape: self.kv_shape,
+        };
         for prefill in [true, false] {
             let seqs = layout.attention_seqs(prefill);
             if seqs.is_empty() {
@@ -365,7 +407,10 @@ impl<W: Packed> Parts<W> {
             for (out, w) in s.head_in.chunks_exact_mut(h).zip(tile) {
                 out.copy_from_slice(&s.normed[w.row * h..(w.row + 1) * h]);
             }
-            let (a, c) = (&s.head_in[..tile.len() * h], &mut s.logits[..tile.len() * vocab]);
+            let (a, c) = (
+                &s.head_in[..tile.len() * h],
+                &mut s.logits[..tile.len() * vocab],
+            );
             timed(run.clock, &mut run.timing.gemm_ns, || {
                 self.head.gemm(self.isa, run.pool, a, tile.len(), c);
             });
@@ -394,14 +439,24 @@ impl<W: Packed, T: KvElem> Decoder for PackedDecoder<W, T> {
         clock: &dyn Clock,
         sink: &mut dyn LogitSink,
     ) -> ForwardTiming {
-        let PackedDecoder { parts, kv, scratch, pool } = self;
+        let PackedDecoder {
+            parts,
+            kv,
+            scratch,
+            pool,
+        } = self;
         let shape = parts.kv_shape;
         let num_blocks = kv[0].k.len() / shape.block_elems();
         let layout = Layout::new(batch, shape, num_blocks);
         scratch.resize(layout.positions.len(), &parts.config);
         let pool = &*pool;
         pool.install(|| {
-            let mut run = Run { pool, clock, sink, timing: ForwardTiming::default() };
+            let mut run = Run {
+                pool,
+                clock,
+                sink,
+                timing: ForwardTiming::default(),
+            };
             parts.embed(batch, &mut scratch.x);
             for (index, layer_kv) in kv.iter_mut().enumerate() {
                 parts.layer(index, layer_kv, &layout, scratch, &mut run);
@@ -422,4 +477,3 @@ impl<W: Packed, T: KvElem> Decoder for PackedDecoder<W, T> {
         elems * std::mem::size_of::<T>()
     }
 }
-

@@ -53,7 +53,10 @@ impl ReferenceDecoder {
 /// An empty cache of `slots` tokens for every layer.
 fn kv_pool(c: &LlamaConfig, slots: usize) -> Vec<KvLayer> {
     let values = slots * c.kv_dim();
-    let layer = |_| KvLayer { k: vec![0.0; values], v: vec![0.0; values] };
+    let layer = |_| KvLayer {
+        k: vec![0.0; values],
+        v: vec![0.0; values],
+    };
     (0..c.layers).map(layer).collect()
 }
 
@@ -68,7 +71,9 @@ fn linear(pool: &Pool, x: &[f64], m: usize, w: &Matrix) -> Vec<f64> {
 fn bias_add(x: &mut [f64], bias: &Option<Vec<f32>>) {
     if let Some(bias) = bias {
         for row in x.chunks_exact_mut(bias.len()) {
-            row.iter_mut().zip(bias).for_each(|(v, b)| *v += f64::from(*b));
+            row.iter_mut()
+                .zip(bias)
+                .for_each(|(v, b)| *v += f64::from(*b));
         }
     }
 }
@@ -126,7 +131,16 @@ impl ReferenceDecoder {
                 &mut run.timing.decode_attention_ns
             };
             timed(run.clock, total, || {
-                attend(kv, seq, block_size, config, pool, &q, &mut attended, rows.start);
+                attend(
+                    kv,
+                    seq,
+                    block_size,
+                    config,
+                    pool,
+                    &q,
+                    &mut attended,
+                    rows.start,
+                );
             });
             row = rows.end;
         }
@@ -180,7 +194,10 @@ fn store(
 }
 
 /// Attention of `seq`'s new tokens over its whole context.
-#[expect(clippy::too_many_arguments, reason = "one flat list reads better than a struct used once")]
+#[expect(
+    clippy::too_many_arguments,
+    reason = "one flat list reads better than a struct used once"
+)]
 fn attend(
     kv: &KvLayer,
     seq: &SeqInput<'_>,
@@ -225,20 +242,38 @@ impl Decoder for ReferenceDecoder {
         clock: &dyn Clock,
         sink: &mut dyn LogitSink,
     ) -> ForwardTiming {
-        let ReferenceDecoder { weights, block_size, inv_freq, kv, pool } = self;
+        let ReferenceDecoder {
+            weights,
+            block_size,
+            inv_freq,
+            kv,
+            pool,
+        } = self;
         let config = &weights.config;
         let mut x = Vec::new();
         let mut angles = Vec::new();
         for seq in batch {
             for (i, &token) in seq.tokens.iter().enumerate() {
-                x.extend(weights.embed.row(token as usize).iter().map(|&v| f64::from(v)));
+                x.extend(
+                    weights
+                        .embed
+                        .row(token as usize)
+                        .iter()
+                        .map(|&v| f64::from(v)),
+                );
                 let position = (seq.start + i + seq.rope_offset) as f64;
                 angles.extend(inv_freq.iter().map(|f| position * f));
             }
         }
         let m = x.len() / config.hidden;
         let timing = ForwardTiming::default();
-        let mut run = Run { clock, timing, batch, m, angles };
+        let mut run = Run {
+            clock,
+            timing,
+            batch,
+            m,
+            angles,
+        };
         for (layer, kv) in weights.layers.iter().zip(kv.iter_mut()) {
             Self::attention_layer(layer, config, *block_size, pool, kv, &mut x, &mut run);
             Self::mlp_layer(layer, config, pool, &mut x, &mut run);
@@ -247,8 +282,10 @@ impl Decoder for ReferenceDecoder {
         let wanted = wanted_rows(batch);
         let h = config.hidden;
         for tile in wanted.chunks(LOGIT_TILE) {
-            let rows: Vec<f64> =
-                tile.iter().flat_map(|w| normed[w.row * h..(w.row + 1) * h].to_vec()).collect();
+            let rows: Vec<f64> = tile
+                .iter()
+                .flat_map(|w| normed[w.row * h..(w.row + 1) * h].to_vec())
+                .collect();
             let logits = timed(clock, &mut run.timing.gemm_ns, || {
                 linear(pool, &rows, tile.len(), weights.head())
             });

@@ -30,6 +30,10 @@ impl RopeTables {
                 sin.push(libm::sin(angle) as f32);
             }
         }
-        RopeTables { cos, sin, half: freqs.len() }
+        RopeTables {
+            cos,
+            sin,
+            half: freqs.len(),
+        }
     }
 }

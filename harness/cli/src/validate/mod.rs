@@ -194,7 +194,7 @@ fn tier_zero(
     for (variant, bits) in FAULTY.iter().zip(faulty) {
         let verdict = bits.verdict();
         validation.faults.push(FaultCheck {
-            label: format!("T0: RoPE off by one from the second chunk on, {variant}"),
+            label: format!("exact: RoPE +1 from chunk 2, {variant}"),
             rejected: verdict.is_fail(),
             evidence: table::reasons(&verdict),
             config: None,
@@ -256,10 +256,7 @@ fn tier_one(
     validation.tolerance = scores::judge(clean)?;
     for verdict in scores::judge(faulty)? {
         validation.faults.push(FaultCheck {
-            label: format!(
-                "T1: RoPE off by one from the second chunk on, {}",
-                verdict.config
-            ),
+            label: format!("fast: RoPE +1 from chunk 2, {}", verdict.config),
             rejected: verdict.verdict.is_fail(),
             evidence: table::reasons(&verdict.verdict),
             config: Some(verdict),

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::words::{apart, grouped};
 use super::{Logit, NumericsError};
 use crate::verdict::Verdict;
 
@@ -99,23 +100,21 @@ impl BitDifference {
     pub fn verdict(&self) -> Verdict {
         match &self.first {
             None if self.values == 0 => {
-                Verdict::from_findings(vec![], vec!["T0: no logits were compared".to_owned()])
+                Verdict::from_findings(vec![], vec!["no logits were compared".to_owned()])
             }
             None => Verdict::Pass,
-            Some(at) => Verdict::from_findings(
-                vec![format!(
-                    "T0: {} of {} values differ in bits, first at prompt {} row {} column {}: {:e} \
-                     against {:e}",
-                    self.differing_values,
-                    self.values,
+            Some(at) => {
+                let (got, expected) = apart(at.got, at.expected);
+                let reason = format!(
+                    "{} of {} values differ, first at prompt {} position {}: {got} against \
+                     {expected}",
+                    grouped(self.differing_values),
+                    grouped(self.values),
                     at.prompt,
                     at.position,
-                    at.column,
-                    at.got,
-                    at.expected,
-                )],
-                vec![],
-            ),
+                );
+                Verdict::from_findings(vec![reason], vec![])
+            }
         }
     }
 }
@@ -146,7 +145,9 @@ mod tests {
             ("a", 1, 1)
         );
         assert_eq!((first.expected, first.got), (2.0, 2.5));
-        assert!(bits.verdict().is_fail());
+        let reason = "3 of 9 values differ, first at prompt a position 1: 2.5000 against 2.0000";
+        let reasons = vec![reason.to_owned()];
+        assert_eq!(bits.verdict(), Verdict::Fail { reasons });
     }
 
     #[test]

@@ -37,6 +37,7 @@ mod error;
 mod prompt;
 mod row;
 mod rules;
+mod words;
 
 pub use bits::{BitDifference, BitLocus};
 pub use config::{ConfigStats, Flips, KlSummary, RowLocus, WorstPrompt, WorstRow};
@@ -45,6 +46,7 @@ pub use error::NumericsError;
 pub use prompt::{PromptRho, PromptScores, ScoredRow};
 pub use row::{Logit, ReferenceRow, ReferenceSummary, RowScore, decidable};
 pub use rules::{Check, CheckName, ConfigVerdict, Limits, Outcome, judge, judge_run, overall};
+pub use words::{grouped, plain};
 
 #[cfg(test)]
 mod fault_tests;

@@ -7,6 +7,7 @@
 use pb_stats::Tost;
 use serde::{Deserialize, Serialize};
 
+use super::words::{plain, verdict_of};
 use super::{ConfigStats, NumericsError};
 use crate::verdict::Verdict;
 
@@ -188,7 +189,7 @@ pub fn judge_run(
         checks.push(flip_check(&stats));
         checks.extend(distribution_checks(&stats, limits));
         checks.sort_by_key(|check| check.name);
-        let verdict = verdict_of(&config, &checks);
+        let verdict = verdict_of(&checks);
         verdicts.push(ConfigVerdict {
             config,
             limits: limits.clone(),
@@ -204,10 +205,11 @@ pub fn judge_run(
 pub fn overall(verdicts: &[ConfigVerdict]) -> Verdict {
     let (mut reasons, mut why) = (Vec::new(), Vec::new());
     for verdict in verdicts {
+        let named = |reason: &String| format!("{}: {reason}", verdict.config);
         match &verdict.verdict {
             Verdict::Pass => {}
-            Verdict::Fail { reasons: new } => reasons.extend(new.iter().cloned()),
-            Verdict::Inconclusive { why: new } => why.extend(new.iter().cloned()),
+            Verdict::Fail { reasons: new } => reasons.extend(new.iter().map(named)),
+            Verdict::Inconclusive { why: new } => why.extend(new.iter().map(named)),
         }
     }
     if verdicts.is_empty() {
@@ -261,7 +263,7 @@ impl Mean {
                 } else {
                     Outcome::Inconclusive
                 };
-                let detail = format!("{:.4} (interval {:.4} to {:.4})", t.mean, t.low, t.high);
+                let detail = format!("interval {} to {}", plain(t.low), plain(t.high));
                 (
                     Some(t.mean),
                     Some((t.low, t.high)),
@@ -340,10 +342,7 @@ fn none_of(name: CheckName, count: u64, subject: u64, detail: String) -> Check {
 }
 
 fn finite_check(stats: &ConfigStats) -> Check {
-    let detail = format!(
-        "{} logits not finite in {} rows",
-        stats.not_finite, stats.rows
-    );
+    let detail = format!("in {} rows", stats.rows);
     none_of(CheckName::Finite, stats.not_finite, stats.rows, detail)
 }
 
@@ -352,7 +351,7 @@ fn flip_check(stats: &ConfigStats) -> Check {
     let mut detail = format!("{} of {} rows decidable", flips.decidable_rows, stats.rows);
     if let Some(at) = &flips.first {
         detail.push_str(&format!(
-            ", first flip at prompt {} row {}",
+            ", first flip at prompt {} position {}",
             at.prompt, at.position
         ));
     }
@@ -380,7 +379,7 @@ fn max_checks(stats: &ConfigStats, limits: &Limits) -> [Check; 2] {
             z.map(|w| w.z),
             limits.max_z,
             z.map_or_else(nothing, |w| {
-                format!("at prompt {} row {}", w.at.prompt, w.at.position)
+                format!("at prompt {} position {}", w.at.prompt, w.at.position)
             }),
         ),
     ]
@@ -403,24 +402,4 @@ fn distribution_checks(stats: &ConfigStats, limits: &Limits) -> Vec<Check> {
         limit.map(|limit| below(name, value, limit, detail))
     })
     .collect()
-}
-
-fn verdict_of(config: &str, checks: &[Check]) -> Verdict {
-    let sentence = |check: &Check| {
-        let value = check
-            .value
-            .map_or_else(|| "unknown".to_owned(), |v| format!("{v:.4e}"));
-        format!(
-            "{config}: {:?} is {value}, limit {}: {}",
-            check.name, check.limit, check.detail
-        )
-    };
-    let pick = |outcome: Outcome| -> Vec<String> {
-        checks
-            .iter()
-            .filter(|check| check.outcome == outcome)
-            .map(sentence)
-            .collect()
-    };
-    Verdict::from_findings(pick(Outcome::Fail), pick(Outcome::Inconclusive))
 }

@@ -3,18 +3,21 @@
 //! Exact: each element is one chain of fused multiply-adds over k in order, starting from
 //! zero. Lanes run over n, so neither the tile shape nor the number of rows can change a bit.
 //!
-//! Fast: bf16 weights, half the traffic. With few rows left the chain is cut into 2 or 4 parts
-//! to hide latency, so the bits depend on how many rows come together: deliberately not batch
-//! invariant.
+//! Fast: bf16 weights, half the traffic, and optionally bf16 activations. With few rows left
+//! the chain is cut into 2 or 4 parts to hide latency, so the bits depend on how many rows come
+//! together: deliberately not batch invariant.
 
+mod round;
+mod step;
 mod tile;
 
 use std::ops::Range;
 
 use half::bf16;
 
-use crate::isa::{Isa, Job};
-use crate::lanes::Lanes;
+use self::step::{Exact, Paired, Step, Widened};
+use crate::isa::{Dot, DotJob, Isa, Job};
+use crate::lanes::{DotLanes, Lanes};
 use crate::packed::{PANEL_WIDTH, PackedBf16, PackedF32};
 use crate::pool::{Pool, SharedMut};
 
@@ -33,55 +36,109 @@ const TASKS_PER_THREAD: usize = 16;
 /// When a slice does not hold the values its shape asks for.
 pub fn gemm_exact(isa: Isa, pool: &Pool, a: &[f32], m: usize, w: &PackedF32, c: &mut [f32]) {
     let (n, k) = (w.n(), w.k());
-    product(pool, a, (m, n, k), c, |rows, panel, out| {
-        let job = GemmJob::<f32, false> {
-            a,
-            k,
-            w: w.panel(panel),
-            n,
-            rows,
-            panel,
-            out,
+    check(a, m, (n, k), c);
+    product(pool, (m, n), c, |rows, panel, out| {
+        let w = w.panel(panel);
+        // SAFETY: the sizes are checked, and product() hands every cell to one task only.
+        unsafe {
+            isa.dispatch(GemmJob {
+                a,
+                k,
+                w,
+                n,
+                rows,
+                panel,
+                out,
+            })
         };
-        // SAFETY: product() checked all sizes, and hands every cell to one task only.
-        unsafe { isa.dispatch(job) };
     });
 }
 
-/// `c = a w^T` as fast as possible; f32 activations and sums, bf16 weights.
+/// `c = a w^T` as fast as possible, with bf16 weights and f32 sums.
+///
+/// With [`Dot::F32`] the activations are taken as they are. With [`Dot::Bf16`] they are rounded
+/// to bf16 first, whatever `m` and `isa` are, so the size of that error does not depend on
+/// how rows are batched; see [`crate::bounds::bf16_dot_bound`] for what comes on top.
 ///
 /// Bits may change with `m` but not with the thread count. `a` is `[m][k]`, `c` is `[m][n]`,
 /// both row-major and dense.
 ///
 /// # Panics
 /// When a slice does not hold the values its shape asks for.
-pub fn gemm_fast(isa: Isa, pool: &Pool, a: &[f32], m: usize, w: &PackedBf16, c: &mut [f32]) {
+pub fn gemm_fast(
+    isa: Isa,
+    pool: &Pool,
+    dot: Dot,
+    a: &[f32],
+    m: usize,
+    w: &PackedBf16,
+    c: &mut [f32],
+) {
+    let k = w.k();
+    check(a, m, (w.n(), k), c);
+    match dot {
+        Dot::F32 => widened_product(isa, pool, a, m, w, c),
+        Dot::Bf16 if isa.supports_dot(dot) => {
+            round::with_pairs(isa, pool, a, (m, k), |a| {
+                paired_product(isa, pool, a, m, w, c)
+            });
+        }
+        Dot::Bf16 => {
+            round::with_rounded(isa, pool, a, |a| widened_product(isa, pool, a, m, w, c));
+        }
+    }
+}
+
+fn widened_product(isa: Isa, pool: &Pool, a: &[f32], m: usize, w: &PackedBf16, c: &mut [f32]) {
     let (n, k) = (w.n(), w.k());
-    product(pool, a, (m, n, k), c, |rows, panel, out| {
-        let job = GemmJob::<bf16, true> {
-            a,
-            k,
-            w: w.panel(panel),
-            n,
-            rows,
-            panel,
-            out,
+    product(pool, (m, n), c, |rows, panel, out| {
+        let w = w.panel(panel);
+        // SAFETY: the sizes are checked, and product() hands every cell to one task only.
+        unsafe {
+            isa.dispatch(GemmJob {
+                a,
+                k,
+                w,
+                n,
+                rows,
+                panel,
+                out,
+            })
         };
-        // SAFETY: product() checked all sizes, and hands every cell to one task only.
-        unsafe { isa.dispatch(job) };
     });
 }
 
-/// Checks sizes, and calls `f(rows, panel, output)` for all cells of the output in parallel.
+fn paired_product(isa: Isa, pool: &Pool, a: &[[bf16; 2]], m: usize, w: &PackedBf16, c: &mut [f32]) {
+    let (n, k) = (w.n(), w.k().div_ceil(2));
+    product(pool, (m, n), c, |rows, panel, out| {
+        let w = w.panel(panel);
+        // SAFETY: the sizes are checked, and product() hands every cell to one task only.
+        unsafe {
+            isa.dispatch_dot(GemmJob {
+                a,
+                k,
+                w,
+                n,
+                rows,
+                panel,
+                out,
+            })
+        };
+    });
+}
+
+fn check(a: &[f32], m: usize, (n, k): (usize, usize), c: &[f32]) {
+    assert_eq!(a.len(), m * k, "activations of an {m} x {k} matrix");
+    assert_eq!(c.len(), m * n, "outputs of an {m} x {n} matrix");
+}
+
+/// Calls `f(rows, panel, output)` for all cells of the output in parallel.
 fn product(
     pool: &Pool,
-    a: &[f32],
-    (m, n, k): (usize, usize, usize),
+    (m, n): (usize, usize),
     c: &mut [f32],
     f: impl Fn(Range<usize>, usize, SharedMut<f32>) + Sync,
 ) {
-    assert_eq!(a.len(), m * k, "activations of an {m} x {k} matrix");
-    assert_eq!(c.len(), m * n, "outputs of an {m} x {n} matrix");
     let grid = Grid::new(m, n.div_ceil(PANEL_WIDTH), pool.threads());
     let out = SharedMut::new(c);
     pool.run(grid.tasks(), |task| {
@@ -131,42 +188,68 @@ impl Grid {
     }
 }
 
-/// Product of some rows with one panel of weights, in chains that are cut into parts when
-/// `SPLIT`. `a` must hold the rows, `w` a panel `[k][48]`, and `out` the rows of `n` outputs,
-/// of which no other task may write this panel's columns.
-struct GemmJob<'a, T, const SPLIT: bool> {
-    a: &'a [f32],
+/// Product of some rows with one panel of weights. `a` must hold the rows of `k` elements, `w` a
+/// panel for them, and `out` the rows of `n` outputs, of which no other task may write this
+/// panel's columns.
+struct GemmJob<'a, A, W> {
+    a: &'a [A],
     k: usize,
-    w: &'a [T],
+    w: &'a [W],
     n: usize,
     rows: Range<usize>,
     panel: usize,
     out: SharedMut<f32>,
 }
 
-impl<T, const SPLIT: bool> Job for GemmJob<'_, T, SPLIT> {
-    type Out = ();
-
+impl<A, W> GemmJob<'_, A, W> {
     #[inline(always)]
-    unsafe fn run<L: Lanes>(self) {
+    unsafe fn walk<L: Lanes, S: Step<L, Act = A, Word = W>>(self) {
         let first_col = self.panel * PANEL_WIDTH;
         let width = (self.n - first_col).min(PANEL_WIDTH);
         for row in self.rows.clone().step_by(L::GEMM_ROWS) {
             let rows = (self.rows.end - row).min(L::GEMM_ROWS);
             // SAFETY: rows row..row + rows exist in a and in the output.
             unsafe {
-                let a = self.a.as_ptr().add(row * self.k);
-                let c = self.out.at(row * self.n + first_col);
                 let args = tile::Tile {
-                    a,
+                    a: self.a.as_ptr().add(row * self.k),
                     k: self.k,
                     w: self.w.as_ptr(),
-                    c,
+                    c: self.out.at(row * self.n + first_col),
                     ldc: self.n,
                 };
-                tile::panel_rows::<L, T, SPLIT>(args, rows, width);
+                tile::panel_rows::<L, S>(args, rows, width);
             }
         }
+    }
+}
+
+impl Job for GemmJob<'_, f32, f32> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // SAFETY: passed on from the caller.
+        unsafe { self.walk::<L, Exact>() }
+    }
+}
+
+impl Job for GemmJob<'_, f32, [bf16; 2]> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<L: Lanes>(self) {
+        // SAFETY: passed on from the caller.
+        unsafe { self.walk::<L, Widened>() }
+    }
+}
+
+impl DotJob for GemmJob<'_, [bf16; 2], [bf16; 2]> {
+    type Out = ();
+
+    #[inline(always)]
+    unsafe fn run<L: DotLanes>(self) {
+        // SAFETY: passed on from the caller.
+        unsafe { self.walk::<L, Paired>() }
     }
 }
 

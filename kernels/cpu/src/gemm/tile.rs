@@ -10,17 +10,18 @@
 //! 3. Widening a bf16 panel to f32 scratch before many rows use it was slower than widening in
 //!    registers: the multiply-add pipes are the limit, and widening runs beside them.
 
-use crate::lanes::{LANES, Lanes, load_elem, store_partial};
+use super::step::Step;
+use crate::lanes::{LANES, Lanes, store_partial};
 use crate::packed::PANEL_WIDTH;
 
 /// How far ahead of the reads a panel is prefetched.
-const PREFETCH_BYTES: usize = 4096;
+const PREFETCH_BYTES: usize = 1536;
 
-/// Operands of one tile: `a[rows][k]`, `w[k][48]`, `c[rows][ldc]`.
-pub(super) struct Tile<T> {
-    pub(super) a: *const f32,
+/// Operands of one tile: `a[rows][k]`, `w[ceil(k / ACTS)][48]`, `c[rows][ldc]`.
+pub(super) struct Tile<A, W> {
+    pub(super) a: *const A,
     pub(super) k: usize,
-    pub(super) w: *const T,
+    pub(super) w: *const W,
     pub(super) c: *mut f32,
     pub(super) ldc: usize,
 }
@@ -30,8 +31,8 @@ pub(super) struct Tile<T> {
 /// # Safety
 /// The operands must be valid for `rows` rows, `k` inputs and `width` columns.
 #[inline(always)]
-pub(super) unsafe fn panel_rows<L: Lanes, T, const SPLIT: bool>(
-    t: Tile<T>,
+pub(super) unsafe fn panel_rows<L: Lanes, S: Step<L>>(
+    t: Tile<S::Act, S::Word>,
     rows: usize,
     width: usize,
 ) {
@@ -39,7 +40,7 @@ pub(super) unsafe fn panel_rows<L: Lanes, T, const SPLIT: bool>(
     // columns that exist.
     unsafe {
         if L::GEMM_VECS == 3 {
-            by_rows::<L, T, SPLIT, 3>(&t, rows, width);
+            by_rows::<L, S, 3>(&t, rows, width);
         } else {
             for col in (0..width).step_by(LANES) {
                 let pass = Tile {
@@ -47,66 +48,71 @@ pub(super) unsafe fn panel_rows<L: Lanes, T, const SPLIT: bool>(
                     c: t.c.add(col),
                     ..t
                 };
-                by_rows::<L, T, SPLIT, 1>(&pass, rows, width - col);
+                by_rows::<L, S, 1>(&pass, rows, width - col);
             }
         }
     }
 }
 
-/// Chooses the tile with exactly `rows` rows and, when `SPLIT`, as many parts of k as the
+/// Chooses the tile with exactly `rows` rows and, when the sum may be cut, as many parts of k as the
 /// registers hold accumulators for.
 #[inline(always)]
-unsafe fn by_rows<L: Lanes, T, const SPLIT: bool, const NV: usize>(
-    t: &Tile<T>,
+unsafe fn by_rows<L: Lanes, S: Step<L>, const NV: usize>(
+    t: &Tile<S::Act, S::Word>,
     rows: usize,
     width: usize,
 ) {
     // SAFETY: passed on from the caller.
     unsafe {
         match rows {
-            1 if SPLIT => tile::<L, T, 1, NV, 4>(t, width),
-            2 if SPLIT && L::GEMM_ROWS > 6 => tile::<L, T, 2, NV, 4>(t, width),
-            2 if SPLIT => tile::<L, T, 2, NV, 2>(t, width),
-            3 if SPLIT && L::GEMM_ROWS > 6 => tile::<L, T, 3, NV, 2>(t, width),
-            4 if SPLIT && L::GEMM_ROWS > 6 => tile::<L, T, 4, NV, 2>(t, width),
-            1 => tile::<L, T, 1, NV, 1>(t, width),
-            2 => tile::<L, T, 2, NV, 1>(t, width),
-            3 => tile::<L, T, 3, NV, 1>(t, width),
-            4 => tile::<L, T, 4, NV, 1>(t, width),
-            5 if L::GEMM_ROWS > 4 => tile::<L, T, 5, NV, 1>(t, width),
-            6 if L::GEMM_ROWS > 4 => tile::<L, T, 6, NV, 1>(t, width),
-            7 if L::GEMM_ROWS > 6 => tile::<L, T, 7, NV, 1>(t, width),
-            8 if L::GEMM_ROWS > 6 => tile::<L, T, 8, NV, 1>(t, width),
+            1 if S::SPLIT => tile::<L, S, 1, NV, 4>(t, width),
+            2 if S::SPLIT && L::GEMM_ROWS > 6 => tile::<L, S, 2, NV, 4>(t, width),
+            2 if S::SPLIT => tile::<L, S, 2, NV, 2>(t, width),
+            3 if S::SPLIT && L::GEMM_ROWS > 6 => tile::<L, S, 3, NV, 2>(t, width),
+            4 if S::SPLIT && L::GEMM_ROWS > 6 => tile::<L, S, 4, NV, 2>(t, width),
+            1 => tile::<L, S, 1, NV, 1>(t, width),
+            2 => tile::<L, S, 2, NV, 1>(t, width),
+            3 => tile::<L, S, 3, NV, 1>(t, width),
+            4 => tile::<L, S, 4, NV, 1>(t, width),
+            5 if L::GEMM_ROWS > 4 => tile::<L, S, 5, NV, 1>(t, width),
+            6 if L::GEMM_ROWS > 4 => tile::<L, S, 6, NV, 1>(t, width),
+            7 if L::GEMM_ROWS > 6 => tile::<L, S, 7, NV, 1>(t, width),
+            8 if L::GEMM_ROWS > 6 => tile::<L, S, 8, NV, 1>(t, width),
             _ => unreachable!("a tile of {rows} rows"),
         }
     }
 }
 
-/// `MR` rows by `NV` vectors, with input `i` joining chain `i % KS` (the last `k % KS` inputs
-/// join chain 0). One chain when `KS` is 1.
+/// `MR` rows by `NV` vectors, with step `i` joining chain `i % KS` (what is left after the last
+/// `KS` steps joins chain 0). One chain when `KS` is 1.
 #[inline(always)]
-unsafe fn tile<L: Lanes, T, const MR: usize, const NV: usize, const KS: usize>(
-    t: &Tile<T>,
+unsafe fn tile<L: Lanes, S: Step<L>, const MR: usize, const NV: usize, const KS: usize>(
+    t: &Tile<S::Act, S::Word>,
     width: usize,
 ) {
-    // SAFETY: the caller promises MR rows of a and c and k rows of the panel. Prefetching past
-    // the end of the panel is harmless.
+    // SAFETY: the caller promises MR rows of a and c and all words of the panel. Prefetching
+    // past the end of the panel is harmless.
     unsafe {
         let mut chains = [[[L::splat(0.0); NV]; MR]; KS];
-        let mut w = t.w;
-        let whole = t.k / KS * KS;
-        for i in (0..whole).step_by(KS) {
-            for line in 0..(KS * PANEL_WIDTH * size_of::<T>()).div_ceil(64) {
+        let (mut a, mut w) = (t.a, t.w);
+        let steps = t.k / S::ACTS;
+        for _ in 0..steps / KS {
+            for line in 0..(KS * PANEL_WIDTH * size_of::<S::Word>()).div_ceil(64) {
                 L::prefetch(w.cast::<u8>().wrapping_add(PREFETCH_BYTES + line * 64));
             }
-            for (s, acc) in chains.iter_mut().enumerate() {
-                step(acc, t.a.add(i + s), t.k, w.add(s * PANEL_WIDTH));
+            for acc in &mut chains {
+                S::step(acc, a, t.k, w);
+                a = a.add(S::ACTS);
+                w = w.add(PANEL_WIDTH);
             }
-            w = w.add(KS * PANEL_WIDTH);
         }
-        for i in whole..t.k {
-            step(&mut chains[0], t.a.add(i), t.k, w);
+        for _ in 0..steps % KS {
+            S::step(&mut chains[0], a, t.k, w);
+            a = a.add(S::ACTS);
             w = w.add(PANEL_WIDTH);
+        }
+        if !t.k.is_multiple_of(S::ACTS) {
+            S::tail(&mut chains[0], a, t.k, w);
         }
         let (total, parts) = chains.split_at_mut(1);
         for part in parts {
@@ -116,29 +122,6 @@ unsafe fn tile<L: Lanes, T, const MR: usize, const NV: usize, const KS: usize>(
         }
         for (r, acc) in total[0].iter().enumerate() {
             store_row::<L, NV>(acc, t.c.add(r * t.ldc), width);
-        }
-    }
-}
-
-/// One input of a tile, added to the chains `acc`.
-#[inline(always)]
-unsafe fn step<L: Lanes, T, const MR: usize, const NV: usize>(
-    acc: &mut [[L; NV]; MR],
-    a: *const f32,
-    lda: usize,
-    w: *const T,
-) {
-    // SAFETY: the caller promises MR rows at a and 16 * NV weights at w.
-    unsafe {
-        let mut b = [L::splat(0.0); NV];
-        for (v, b) in b.iter_mut().enumerate() {
-            *b = load_elem::<L, T>(w.add(v * LANES));
-        }
-        for (r, acc) in acc.iter_mut().enumerate() {
-            let x = L::splat(*a.add(r * lda));
-            for (acc, b) in acc.iter_mut().zip(b) {
-                *acc = L::fma(x, b, *acc);
-            }
         }
     }
 }

@@ -3,6 +3,8 @@
 
 use std::arch::x86_64::*;
 
+use half::bf16;
+
 use super::{Lanes, lane_ops};
 
 /// Sixteen lanes in two registers, lower half first.
@@ -15,6 +17,23 @@ unsafe fn widen(p: *const u16) -> __m256 {
     unsafe {
         let bits = _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast()));
         _mm256_castsi256_ps(_mm256_slli_epi32::<16>(bits))
+    }
+}
+
+/// The first elements of 8 pairs: the lower half of each 32-bit word, moved up.
+#[inline(always)]
+unsafe fn first(p: *const [bf16; 2]) -> __m256 {
+    // SAFETY: the caller promises 8 readable pairs and an AVX2 CPU.
+    unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<16>(_mm256_loadu_si256(p.cast()))) }
+}
+
+/// The second elements of 8 pairs: the upper half of each 32-bit word, where it is.
+#[inline(always)]
+unsafe fn second(p: *const [bf16; 2]) -> __m256 {
+    // SAFETY: the caller promises 8 readable pairs and an AVX2 CPU.
+    unsafe {
+        let upper = _mm256_set1_epi32(0xffff_0000_u32 as i32);
+        _mm256_castsi256_ps(_mm256_and_si256(p.cast::<__m256i>().read_volatile(), upper))
     }
 }
 
@@ -37,6 +56,8 @@ impl Lanes for V256 {
         fn splat(x: f32) -> Self = V256(_mm256_set1_ps(x), _mm256_set1_ps(x));
         fn load(p: *const f32) -> Self = V256(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8)));
         fn load_bf16(p: *const u16) -> Self = V256(widen(p), widen(p.add(8)));
+        fn load_first(p: *const [bf16; 2]) -> Self = V256(first(p), first(p.add(8)));
+        fn load_second(p: *const [bf16; 2]) -> Self = V256(second(p), second(p.add(8)));
         fn store(x: Self, p: *mut f32) = {
             _mm256_storeu_ps(p, x.0);
             _mm256_storeu_ps(p.add(8), x.1);

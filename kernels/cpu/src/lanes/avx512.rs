@@ -3,7 +3,9 @@
 
 use std::arch::x86_64::*;
 
-use super::{Lanes, lane_ops};
+use half::bf16;
+
+use super::{DotLanes, Lanes, lane_ops};
 
 /// Sixteen lanes in one register.
 #[derive(Clone, Copy)]
@@ -21,6 +23,12 @@ impl Lanes for V512 {
         fn load_bf16(p: *const u16) -> Self = {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             V512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
+        };
+        fn load_first(p: *const [bf16; 2]) -> Self =
+            V512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(p.cast()))));
+        fn load_second(p: *const [bf16; 2]) -> Self = {
+            let upper = _mm512_set1_epi32(0xffff_0000_u32 as i32);
+            V512(_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p.cast()), upper)))
         };
         fn store(x: Self, p: *mut f32) = _mm512_storeu_ps(p, x.0);
         fn add(a: Self, b: Self) -> Self = V512(_mm512_add_ps(a.0, b.0));
@@ -40,5 +48,21 @@ impl Lanes for V512 {
             V512(_mm512_maskz_mov_ps(keep, a.0))
         };
         fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
+    }
+}
+
+impl DotLanes for V512 {
+    type Pairs = __m512bh;
+
+    lane_ops! {
+        fn splat_pair(p: *const [bf16; 2]) -> Self::Pairs =
+            // Both are 512 bits without structure.
+            std::mem::transmute::<__m512i, __m512bh>(
+                _mm512_set1_epi32(p.cast::<i32>().read_unaligned()),
+            );
+        fn load_pairs(p: *const [bf16; 2]) -> Self::Pairs =
+            std::mem::transmute::<__m512i, __m512bh>(_mm512_loadu_si512(p.cast()));
+        fn dot(acc: Self, a: Self::Pairs, b: Self::Pairs) -> Self =
+            V512(_mm512_dpbf16_ps(acc.0, b, a));
     }
 }

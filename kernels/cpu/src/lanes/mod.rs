@@ -11,6 +11,8 @@ pub(crate) mod avx2;
 pub(crate) mod avx512;
 pub(crate) mod portable;
 
+use half::bf16;
+
 /// Number of f32 lanes in every implementation.
 pub(crate) const LANES: usize = 16;
 
@@ -36,6 +38,10 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(p: *const f32) -> Self;
     /// Loads 16 bf16 bit patterns and widens them exactly.
     unsafe fn load_bf16(p: *const u16) -> Self;
+    /// Loads 16 pairs of bf16 and widens the first of each exactly.
+    unsafe fn load_first(p: *const [bf16; 2]) -> Self;
+    /// Loads 16 pairs of bf16 and widens the second of each exactly.
+    unsafe fn load_second(p: *const [bf16; 2]) -> Self;
     /// Stores 16 values.
     unsafe fn store(x: Self, p: *mut f32);
     /// `a + b`.
@@ -60,6 +66,23 @@ pub(crate) trait Lanes: Copy {
     unsafe fn zero_where_below(a: Self, x: Self, limit: f32) -> Self;
     /// Hints that the cache line at `p` is read soon. Never faults.
     unsafe fn prefetch(p: *const u8);
+}
+
+/// Lanes whose CPU multiplies pairs of bf16 in one instruction.
+///
+/// # Safety
+/// As for [`Lanes`]; the CPU must also have the instruction.
+pub(crate) trait DotLanes: Lanes {
+    /// Sixteen pairs of bf16.
+    type Pairs: Copy;
+
+    /// The same pair in all lanes.
+    unsafe fn splat_pair(p: *const [bf16; 2]) -> Self::Pairs;
+    /// Loads 16 pairs.
+    unsafe fn load_pairs(p: *const [bf16; 2]) -> Self::Pairs;
+    /// `fma(a.first, b.first, fma(a.second, b.second, acc))` per lane, with subnormal operands
+    /// and results taken as zero.
+    unsafe fn dot(acc: Self, a: Self::Pairs, b: Self::Pairs) -> Self;
 }
 
 /// Loads 16 elements of f32 or bf16, told apart by their size at compile time.

@@ -2,6 +2,8 @@
 //! without a special implementation. `mul_add` is exact everywhere, though slow where the
 //! hardware has no fused multiply-add.
 
+use half::bf16;
+
 use super::{LANES, Lanes, lane_ops};
 
 /// Sixteen lanes in an array.
@@ -48,6 +50,20 @@ impl Lanes for VArray {
         // SAFETY: the caller promises 16 readable elements.
         let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         VArray(bits.map(|b| f32::from_bits(u32::from(b) << 16)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_first(p: *const [bf16; 2]) -> Self {
+        // SAFETY: the caller promises 16 readable pairs.
+        let pairs = unsafe { p.cast::<[[bf16; 2]; LANES]>().read_unaligned() };
+        VArray(pairs.map(|[x, _]| f32::from_bits(u32::from(x.to_bits()) << 16)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_second(p: *const [bf16; 2]) -> Self {
+        // SAFETY: the caller promises 16 readable pairs.
+        let pairs = unsafe { p.cast::<[[bf16; 2]; LANES]>().read_unaligned() };
+        VArray(pairs.map(|[_, x]| f32::from_bits(u32::from(x.to_bits()) << 16)))
     }
 
     #[inline(always)]

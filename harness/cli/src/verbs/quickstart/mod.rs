@@ -64,7 +64,7 @@ fn check_numerics(
     };
     let outcome = validate::run(model, &settings, progress).context("checking the logits")?;
     for check in outcome.bits {
-        let label = format!("exact mode, {} against monolithic", check.config);
+        let label = format!("exact: {}", check.config);
         run.notes.numerics.push(NumericsNote {
             label,
             bits: Some(check.bits),
@@ -72,7 +72,7 @@ fn check_numerics(
         });
     }
     for check in outcome.tolerance {
-        let label = format!("fast mode, {} against monolithic", check.config);
+        let label = format!("fast: {}", check.config);
         run.notes.numerics.push(NumericsNote {
             label,
             bits: None,

@@ -52,7 +52,7 @@ impl Settings {
         let (long_min, long_max, horizon_s) = if args.smoke {
             (256, 384, 2)
         } else {
-            (1024, 1536, 9)
+            (1024, 1536, 10)
         };
         Settings {
             blocks: if args.smoke {
@@ -67,7 +67,7 @@ impl Settings {
             streams: 4,
             long_prompt_min: long_min.min(longest),
             long_prompt_max: long_max.min(longest),
-            mean_gap_ns: Nanos::from_millis(if args.smoke { 800 } else { 4_000 }),
+            mean_gap_ns: Nanos::from_millis(if args.smoke { 800 } else { 2_500 }),
             horizon_ns: Nanos::from_secs(horizon_s),
             prefix_rounds: if args.smoke { 1 } else { 4 },
             system_len: 512.min(longest / 2),
