@@ -64,7 +64,7 @@ fn kill_minus_nine_in_mid_run() {
         .as_array()
         .expect("arms")
         .iter()
-        .map(|arm| arm["counts"]["ok"].as_u64().expect("a count"))
+        .map(|arm| arm["all"]["counts"]["ok"].as_u64().expect("a count"))
         .sum();
     assert!(
         counted >= 5 && counted as usize >= before - 1,

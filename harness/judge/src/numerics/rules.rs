@@ -137,6 +137,16 @@ impl ConfigVerdict {
             .filter(|check| check.share.is_some())
             .max_by(|a, b| a.share.unwrap_or(0.0).total_cmp(&b.share.unwrap_or(0.0)))
     }
+
+    /// The check that uses most of its limit among those whose share is finite: a count with the
+    /// limit 0 has an infinite share and hides how far the others are beyond theirs.
+    pub fn worst_finite(&self) -> Option<&Check> {
+        let share = |check: &&Check| check.share.filter(|share| share.is_finite());
+        self.checks
+            .iter()
+            .filter(|check| share(check).is_some())
+            .max_by(|a, b| a.share.unwrap_or(0.0).total_cmp(&b.share.unwrap_or(0.0)))
+    }
 }
 
 /// Judges one configuration on its own. Errors when a limit is out of range.

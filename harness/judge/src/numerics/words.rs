@@ -36,8 +36,10 @@ impl Check {
         match self.value {
             None => "unknown".to_owned(),
             Some(v) if self.name.is_count() && v.is_finite() => grouped(v as u64),
-            Some(v) if v.abs() != self.limit && plain(v.abs()) == plain(self.limit) => v.to_string(),
-            Some(v) => plain(v),
+            Some(v) => {
+                let blurred = v.abs() != self.limit && plain(v.abs()) == plain(self.limit);
+                if blurred { v.to_string() } else { plain(v) }
+            }
         }
     }
 
@@ -82,16 +84,6 @@ impl ConfigVerdict {
     pub fn is_only_more_accurate(&self) -> bool {
         let failed = || self.checks.iter().filter(|c| c.outcome == Outcome::Fail);
         self.verdict.is_fail() && failed().next().is_some() && failed().all(Check::is_more_accurate)
-    }
-
-    /// The check that uses most of its limit among those whose share is finite: a count with the
-    /// limit 0 has an infinite share and hides how far the others are beyond theirs.
-    pub fn worst_finite(&self) -> Option<&Check> {
-        let share = |check: &&Check| check.share.filter(|share| share.is_finite());
-        self.checks
-            .iter()
-            .filter(|check| share(check).is_some())
-            .max_by(|a, b| a.share.unwrap_or(0.0).total_cmp(&b.share.unwrap_or(0.0)))
     }
 }
 

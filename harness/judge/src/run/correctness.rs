@@ -9,7 +9,7 @@ use crate::Verdict;
 
 /// Concludes from the runner's logit checks and planted faults.
 pub(crate) fn judge_correctness(notes: &RunNotes) -> Correctness {
-    let mut failed = Vec::new();
+    let (mut failed, mut more_accurate) = (Vec::new(), Vec::new());
     let mut open = Vec::new();
     for report in &notes.numerics {
         let verdicts = report.verdicts();
@@ -20,7 +20,11 @@ pub(crate) fn judge_correctness(notes: &RunNotes) -> Correctness {
             match verdict {
                 Verdict::Pass => {}
                 Verdict::Fail { reasons } => {
-                    failed.push(format!("{}: {}", report.label, reasons.join("; ")));
+                    let reason = format!("{}: {}", report.label, reasons.join("; "));
+                    match report.is_only_more_accurate() {
+                        true => more_accurate.push(reason),
+                        false => failed.push(reason),
+                    }
                 }
                 Verdict::Inconclusive { why } => {
                     open.push(format!("{}: {}", report.label, why.join("; ")));
@@ -30,6 +34,8 @@ pub(crate) fn judge_correctness(notes: &RunNotes) -> Correctness {
     }
     let missed = notes.planted_faults.iter().filter(|fault| !fault.rejected);
     failed.extend(missed.map(|f| format!("planted fault not noticed: {}", f.label)));
+    // A difference that is no error comes last: the first reason stands in the headline.
+    failed.append(&mut more_accurate);
     if notes.planted_faults.is_empty() && !notes.numerics.is_empty() {
         open.push("no fault was planted, so the power of the checks is unproven".to_owned());
     }

@@ -12,6 +12,7 @@ mod cache;
 mod compare;
 mod correctness;
 mod data;
+mod headline;
 mod notes;
 mod samples;
 mod schedule;
@@ -23,6 +24,7 @@ mod verdict;
 
 pub use compare::STALL_SHARE_MARGIN;
 pub use data::{arm_names, block_numbers, class_names};
+pub use headline::PrimaryCounts;
 pub use notes::{
     CacheControl, CacheNote, Comparison, MetricSpec, NOTES_SCHEMA_VERSION, NumericsNote,
     PlantedFault, Quantity, ResetProof, RunNotes, Statistic, default_metrics,
@@ -104,7 +106,9 @@ fn compare_valid(
     let validity = validity::conclude(checks);
     let mut void = validity.reasons.clone();
     if correctness.state == CorrectnessState::Failed {
-        void.push("the outputs are wrong".to_owned());
+        let more_accurate = correctness.is_only_more_accurate();
+        let how = if more_accurate { "not equivalent" } else { "wrong" };
+        void.push(format!("the outputs are {how}"));
     }
     let metrics = if void.is_empty() {
         first_look
@@ -163,5 +167,7 @@ fn tool_line(manifest: &RunManifest) -> String {
 mod cache_tests;
 #[cfg(test)]
 mod fixture;
+#[cfg(test)]
+mod headline_tests;
 #[cfg(test)]
 mod tests;

@@ -251,7 +251,8 @@ pub struct CacheNote {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct NumericsNote {
-    /// What was checked, for example "chunk 17 against monolithic, f32".
+    /// Mode and variant that were checked, for example "exact: chunk 17". Variants of one mode
+    /// share what stands before the colon.
     pub label: String,
     /// Whether the bits are equal; absent where equality is not required.
     pub bits: Option<BitDifference>,
@@ -264,8 +265,15 @@ impl NumericsNote {
     pub fn verdicts(&self) -> Vec<Verdict> {
         let bits = self.bits.as_ref().map(BitDifference::verdict);
         bits.into_iter()
-            .chain(self.config.as_ref().map(|c| c.verdict.clone()))
+            .chain(self.config.as_ref().map(ConfigVerdict::restated))
             .collect()
+    }
+
+    /// Whether it failed only because the variant is more accurate than the monolithic pass.
+    pub fn is_only_more_accurate(&self) -> bool {
+        let bits_fail = self.bits.as_ref().is_some_and(|b| b.verdict().is_fail());
+        let config = self.config.as_ref();
+        !bits_fail && config.is_some_and(ConfigVerdict::is_only_more_accurate)
     }
 }
 

@@ -1,5 +1,6 @@
 //! The verdict in plain words, for whoever reads only the first line.
 
+use super::headline::PrimaryCounts;
 use super::notes::{Quantity, Statistic};
 use super::verdict::{
     CacheVerdict, Correctness, CorrectnessState, MetricComparison, Outcome, Performance, Validity,
@@ -31,9 +32,10 @@ pub(crate) fn sentence(
     parts.push("The run is valid.".to_owned());
     parts.push(outputs(correctness));
     if correctness.state == CorrectnessState::Failed {
-        parts.push("Speed is not judged when outputs are wrong.".to_owned());
+        parts.push("Speed is judged only where outputs are equivalent.".to_owned());
         return parts.join(" ");
     }
+    parts.extend(balance(performance));
     parts.extend(
         performance
             .metrics
@@ -43,6 +45,20 @@ pub(crate) fn sentence(
     );
     parts.extend(cache_sentence(cache));
     parts.join(" ")
+}
+
+/// How many answers are good news for the candidate and how many are bad.
+fn balance(performance: &Performance) -> Option<String> {
+    let counts = PrimaryCounts::of(performance);
+    let comparison = performance.comparison.as_ref()?;
+    (counts.total() > 0).then(|| {
+        format!(
+            "Of {} primary metrics of {}: {}.",
+            counts.total(),
+            comparison.candidate,
+            counts.words()
+        )
+    })
 }
 
 fn subject(performance: &Performance) -> String {
@@ -81,8 +97,14 @@ fn outputs(correctness: &Correctness) -> String {
             )
         }
         CorrectnessState::Failed => {
+            let more_accurate = correctness.is_only_more_accurate();
+            let how = if more_accurate { "NOT EQUIVALENT" } else { "WRONG" };
             let first = correctness.reasons.first().map_or("", String::as_str);
-            format!("Outputs are WRONG: {first}.")
+            let more = match correctness.reasons.len() {
+                0 | 1 => String::new(),
+                n => format!(" (and {} more)", n - 1),
+            };
+            format!("Outputs are {how}: {first}{more}.")
         }
         CorrectnessState::Inconclusive => {
             let first = correctness.reasons.first().map_or("", String::as_str);
@@ -118,9 +140,9 @@ fn change(metric: &MetricComparison) -> String {
     let spec = &metric.spec;
     let name = metric_words(spec.quantity, spec.statistic, spec.class.as_deref());
     let verdict = &metric.verdict;
-    let direction = match verdict.claim {
-        Claim::Better => "fell",
-        Claim::Worse => "rose",
+    let (direction, judgement) = match verdict.claim {
+        Claim::Better => ("fell", "better"),
+        Claim::Worse => ("rose", "worse"),
         Claim::Equivalent => {
             return format!(
                 "{name} is the same within the margin ({}).",
@@ -132,7 +154,7 @@ fn change(metric: &MetricComparison) -> String {
     };
     let value = |v: Option<f64>| v.map_or_else(|| "?".to_owned(), |v| in_words(v, spec.quantity));
     format!(
-        "{name} {direction} from {} to {} ({}).",
+        "{name} {direction} from {} to {} ({judgement}: {}).",
         value(verdict.a),
         value(verdict.b),
         interval(metric)

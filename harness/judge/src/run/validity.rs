@@ -38,6 +38,7 @@ pub(super) fn check(
         state,
         measured: measured.into(),
         limit: limit.into(),
+        group: None,
     }
 }
 
@@ -53,6 +54,7 @@ pub(super) fn unchecked(
         state,
         measured: measured.into(),
         limit: limit.into(),
+        group: None,
     }
 }
 
@@ -299,22 +301,19 @@ fn interference(data: &RunData, comparison: &Comparison, arm: &str) -> Check {
 }
 
 fn cache_proof(cache: &CacheVerdict) -> Check {
-    let name = format!(
-        "cold and warm proven in {} block {}",
-        cache.arm, cache.block
-    );
+    let group = format!("cold and warm proven in {}", cache.arm);
+    let name = format!("{group} block {}", cache.block);
     let measured = match cache.reasons.split_first() {
         None => "both proven".to_owned(),
         Some((first, [])) => first.clone(),
         Some((first, more)) => format!("{first}; and {} more", more.len()),
     };
     let held = cache.cold_proven && cache.warm_proven;
-    check(
-        &name,
-        held,
-        measured,
-        "0 tokens found cold, exactly the planned tokens found warm",
-    )
+    let limit = "0 tokens found cold, exactly the planned tokens found warm";
+    Check {
+        group: Some(group),
+        ..check(&name, held, measured, limit)
+    }
 }
 
 /// Whether a row counts for latency.

@@ -18,7 +18,8 @@ pub const VERDICT_SCHEMA_VERSION: u32 = 1;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Outcome {
-    /// Valid, correct, and with an answer to at least one primary question.
+    /// Valid, correct, and with an answer to at least one primary question. The answer may be that
+    /// the candidate is worse.
     Pass,
     /// Valid, but a correctness check failed.
     Fail,
@@ -38,7 +39,7 @@ impl Outcome {
         }
     }
 
-    /// One word for people.
+    /// The name in files. People read [`RunVerdict::headline`], since a pass is no praise.
     pub const fn word(self) -> &'static str {
         match self {
             Outcome::Pass => "pass",
@@ -120,6 +121,9 @@ pub struct Check {
     pub measured: String,
     /// What was required, in words with units.
     pub limit: String,
+    /// The condition that this is one block's part of: reports show all parts as one row.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<String>,
 }
 
 /// Whether the conditions of the run held.
@@ -144,6 +148,18 @@ pub struct Correctness {
     pub reports: Vec<NumericsNote>,
     /// Logit checks of variants that must be rejected.
     pub planted_faults: Vec<PlantedFault>,
+}
+
+impl Correctness {
+    /// Whether all that failed are variants that are more accurate than the monolithic pass. They
+    /// are not equivalent to it, but their outputs are not wrong.
+    pub fn is_only_more_accurate(&self) -> bool {
+        let failed = |n: &&NumericsNote| n.verdicts().iter().any(crate::Verdict::is_fail);
+        let mut failing = self.reports.iter().filter(failed);
+        self.state == CorrectnessState::Failed
+            && self.planted_faults.iter().all(|fault| fault.rejected)
+            && failing.all(NumericsNote::is_only_more_accurate)
+    }
 }
 
 /// Conclusion about the outputs.

@@ -7,7 +7,8 @@ use crate::lanes::{DotLanes, LANES, Lanes};
 /// How one word of weights per column joins the sums of a tile.
 ///
 /// # Safety
-/// All methods need `MR` rows of `a` that lie `lda` elements apart, and `16 * NV` words at `w`.
+/// All methods need `MR` rows of `a` that lie `lda` elements apart, and `16 * NV` words at `w`,
+/// which is on a 64-byte boundary.
 pub(super) trait Step<L: Lanes> {
     /// Element of the activations.
     type Act: Copy;

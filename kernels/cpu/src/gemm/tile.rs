@@ -15,7 +15,7 @@ use crate::lanes::{LANES, Lanes, store_partial};
 use crate::packed::PANEL_WIDTH;
 
 /// How far ahead of the reads a panel is prefetched.
-const PREFETCH_BYTES: usize = 1536;
+const PREFETCH_BYTES: usize = 1024;
 
 /// Operands of one tile: `a[rows][k]`, `w[ceil(k / ACTS)][48]`, `c[rows][ldc]`.
 pub(super) struct Tile<A, W> {

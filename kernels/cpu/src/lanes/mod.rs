@@ -21,7 +21,7 @@ pub(crate) const LANES: usize = 16;
 /// # Safety
 /// Every method may execute instructions of the implementation's instruction set, so callers
 /// must run on a CPU that has it (an [`crate::Isa`] value is the proof), and the pointer
-/// methods access 16 elements at any alignment.
+/// methods access 16 elements, at any alignment unless a method asks for one.
 pub(crate) trait Lanes: Copy {
     /// Most rows of the activation matrix that a GEMM tile holds in registers.
     const GEMM_ROWS: usize;
@@ -38,9 +38,9 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(p: *const f32) -> Self;
     /// Loads 16 bf16 bit patterns and widens them exactly.
     unsafe fn load_bf16(p: *const u16) -> Self;
-    /// Loads 16 pairs of bf16 and widens the first of each exactly.
+    /// Loads 16 pairs of bf16, on a 64-byte boundary, and widens the first of each exactly.
     unsafe fn load_first(p: *const [bf16; 2]) -> Self;
-    /// Loads 16 pairs of bf16 and widens the second of each exactly.
+    /// Loads 16 pairs of bf16, on a 64-byte boundary, and widens the second of each exactly.
     unsafe fn load_second(p: *const [bf16; 2]) -> Self;
     /// Stores 16 values.
     unsafe fn store(x: Self, p: *mut f32);
