@@ -28,10 +28,7 @@ impl Bench {
     fn of(model: pb_model::Model) -> Bench {
         let vocab = model.config.vocab;
         Bench {
-            parts: EngineParts {
-                weights: Arc::new(model.weights),
-                identity: [0; 32],
-            },
+            parts: EngineParts::new(Arc::new(model.weights), [0; 32]),
             vocab,
         }
     }

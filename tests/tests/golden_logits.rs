@@ -43,10 +43,7 @@ fn compare(numerics: Numerics) -> Result<Option<Worst>> {
     let Some(model) = load() else { return Ok(None) };
     let mut settings = config(numerics, 80, 1100);
     settings.threads = 2;
-    let parts = EngineParts {
-        weights: Arc::new(model.weights),
-        identity: [0; 32],
-    };
+    let parts = EngineParts::new(Arc::new(model.weights), [0; 32]);
     let mut engine = parts.build(settings).map_err(|e| anyhow!(e))?;
     let mut worst = Worst::default();
     for (n, name) in NAMES.into_iter().enumerate() {

@@ -69,10 +69,7 @@ fn main() {
     };
     let model = pb_model::load(std::path::Path::new(model)).expect("a readable model");
     let vocab = model.config.vocab as u64;
-    let parts = EngineParts {
-        weights: Arc::new(model.weights),
-        identity: [0; 32],
-    };
+    let parts = EngineParts::new(Arc::new(model.weights), [0; 32]);
     let threads = threads.parse().expect("a number of threads");
     let repetitions: u64 = repetitions.parse().expect("a number of repetitions");
     let mut engine = parts.build(config(threads)).expect("a valid configuration");

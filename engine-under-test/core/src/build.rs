@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pb_contract::EngineConfig;
+use pb_kernels_cpu::Dot;
 use pb_model::forward::{self, ForwardError, ForwardOptions};
 use pb_model::weights::Weights;
 
@@ -16,6 +17,19 @@ pub struct EngineParts {
     pub weights: Arc<Weights>,
     /// Hash of the weights file: part of every block's identity.
     pub identity: [u8; 32],
+    /// How `fast` multiplies; `None` takes what is faster on this processor.
+    pub dot: Option<Dot>,
+}
+
+impl EngineParts {
+    /// Parts of weights whose file has the hash `identity`.
+    pub fn new(weights: Arc<Weights>, identity: [u8; 32]) -> Self {
+        EngineParts {
+            weights,
+            identity,
+            dot: None,
+        }
+    }
 }
 
 /// Builds the CPU executor that `config` asks for.
@@ -33,6 +47,7 @@ pub fn build_executor(
         block_size: config.block_size,
         num_blocks: config.num_blocks,
         isa: None,
+        dot: parts.dot,
     };
     Ok(Box::new(DecoderExecutor::new(forward::build(
         &parts.weights,

@@ -68,9 +68,15 @@ pub(crate) fn change(ratio: f64) -> String {
     format!("{percent:+.1} %")
 }
 
-/// A ratio as a signed change in percent without the sign of percent, for example `-88.1`.
+/// A ratio as a signed change in percent without the sign of percent, for example `-88.1`; from
+/// 100 on without decimals, for example `+1003`.
 pub(crate) fn percent_change(ratio: f64) -> String {
-    format!("{:+.1}", (ratio - 1.0) * 100.0)
+    let percent = (ratio - 1.0) * 100.0;
+    if percent.abs() < 99.95 {
+        format!("{percent:+.1}")
+    } else {
+        format!("{percent:+.0}")
+    }
 }
 
 /// A count; a dash when absent.
@@ -134,6 +140,8 @@ mod tests {
         assert_eq!(duration(1_500.0), "1.50 us");
         assert_eq!(change(0.119), "-88.1 %");
         assert_eq!(change(25.0), "x25.0");
+        let changes = [0.119, 1.042, 1.9996, 11.034].map(percent_change);
+        assert_eq!(changes, ["-88.1", "+4.2", "+100", "+1003"]);
         assert_eq!(in_unit(0.256, "share"), "25.6 %");
     }
 

@@ -12,7 +12,8 @@ use serde::Serialize;
 use crate::ReportError;
 use crate::plots::ecdf::{Series, Share};
 use crate::plots::{self, Figure};
-use crate::sections::{Section, sections};
+use crate::sections::{Detail, Section, sections};
+use crate::tone::Tone;
 
 const TEMPLATE: &str = include_str!("report.html.j2");
 const STYLE: &str = include_str!("style.css");
@@ -22,7 +23,8 @@ struct Page {
     kind: String,
     title: String,
     receipt: String,
-    outcome: &'static str,
+    tone: &'static str,
+    headline: String,
     sentence: String,
     reasons: Vec<String>,
     style: &'static str,
@@ -47,11 +49,12 @@ pub(crate) fn render(data: &RunData, verdict: &RunVerdict) -> Result<String, Rep
         kind: verdict.kind.clone(),
         title: crate::sections::title(verdict),
         receipt: crate::sections::receipt(verdict),
-        outcome: verdict.outcome.word(),
+        tone: Tone::of(verdict).class(),
+        headline: verdict.headline(),
         sentence: verdict.sentence.clone(),
         reasons: verdict.validity.reasons.clone(),
         style: STYLE,
-        sections: sections(verdict)
+        sections: sections(verdict, Detail::Full)
             .iter()
             .map(|s| html_section(s, &mut figures))
             .collect(),

@@ -12,6 +12,7 @@ mod sections;
 mod svg;
 mod table;
 mod text;
+mod tone;
 
 use pb_judge::run::RunVerdict;
 use pb_record::RunData;

@@ -16,7 +16,7 @@ pub(crate) struct Table {
     /// What the table shows, with the units of its numbers.
     pub caption: String,
     /// Column headers.
-    pub headers: Vec<&'static str>,
+    pub headers: Vec<String>,
     /// Number of leading columns that hold words; the others hold numbers and align right.
     pub words: usize,
     /// Rows.
@@ -25,10 +25,14 @@ pub(crate) struct Table {
 
 impl Table {
     /// An empty table whose first `words` columns hold words.
-    pub(crate) fn new(caption: impl Into<String>, words: usize, headers: &[&'static str]) -> Table {
+    pub(crate) fn new(
+        caption: impl Into<String>,
+        words: usize,
+        headers: &[impl AsRef<str>],
+    ) -> Table {
         Table {
             caption: caption.into(),
-            headers: headers.to_vec(),
+            headers: headers.iter().map(|h| h.as_ref().to_owned()).collect(),
             words,
             rows: Vec::new(),
         }
@@ -52,33 +56,36 @@ impl Table {
         format!("{}\n{body}\n", self.caption)
     }
 
-    /// Widths with padding: each column gets room for its longest word, and what is left goes to
-    /// the columns that lack most. `None` when not even the words fit.
+    /// Widths with padding. Each column first gets room for its longest word. What is left makes
+    /// labels (the first column) whole, up to half of the line; then the cells of the other
+    /// columns, those that lack least first, so that what wraps is the long text; then headers.
+    /// `None` when not even the words fit.
     fn widths(&self, width: u16) -> Option<Vec<usize>> {
-        // Only plain spaces break: a non-breaking one keeps an interval together.
-        let word = |text: &str| {
-            text.split(' ')
-                .map(|w| w.chars().count())
-                .max()
-                .unwrap_or(0)
-        };
         let whole = |text: &str| text.chars().count();
-        let most = |of: &dyn Fn(&str) -> usize, i: usize| {
+        // Only plain spaces break: a non-breaking one keeps an interval together.
+        let word = |text: &str| text.split(' ').map(whole).max().unwrap_or(0);
+        let most = |of: &dyn Fn(&str) -> usize, header: &dyn Fn(&str) -> usize, i: usize| {
             let cells = self.rows.iter().map(|row| of(&row[i]));
-            cells.chain([of(self.headers[i])]).max().unwrap_or(0) + 2
+            cells.chain([header(&self.headers[i])]).max().unwrap_or(0) + 2
         };
         let columns = 0..self.headers.len();
-        let mut widths: Vec<usize> = columns.clone().map(|i| most(&word, i)).collect();
-        let natural: Vec<usize> = columns.map(|i| most(&whole, i)).collect();
+        let mut widths: Vec<usize> = columns.clone().map(|i| most(&word, &word, i)).collect();
         let mut left = usize::from(width).checked_sub(widths.iter().sum())?;
-        while left > 0 {
-            let lacks = |&i: &usize| (natural[i] - widths[i], std::cmp::Reverse(i));
-            let neediest = (0..widths.len()).max_by_key(lacks)?;
-            if widths[neediest] == natural[neediest] {
-                break;
+        let cells: Vec<usize> = columns.clone().map(|i| most(&whole, &word, i)).collect();
+        let headers: Vec<usize> = columns.map(|i| most(&whole, &whole, i)).collect();
+        for mut wanted in [cells, headers] {
+            if let Some(label) = wanted.first_mut() {
+                *label = (*label).min(usize::from(width / 2).max(widths[0]));
             }
-            widths[neediest] += 1;
-            left -= 1;
+            let lacks = |i: usize| wanted[i].saturating_sub(widths[i]);
+            let mut order: Vec<(bool, usize, usize)> =
+                (0..widths.len()).map(|i| (i > 0, lacks(i), i)).collect();
+            order.sort_unstable();
+            for (_, lack, i) in order {
+                let given = lack.min(left);
+                widths[i] += given;
+                left -= given;
+            }
         }
         Some(widths)
     }
@@ -136,7 +143,9 @@ impl Table {
     pub(crate) fn markdown(&self) -> String {
         let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
         let mut text = format!("{}\n\n", markdown_safe(&self.caption));
-        text.push_str(&line(self.headers.iter().map(|&h| h.to_owned()).collect()));
+        text.push_str(&line(
+            self.headers.iter().map(|h| markdown_safe(h)).collect(),
+        ));
         let rule = |i| if i >= self.words { "---:" } else { "---" }.to_owned();
         text.push_str(&line((0..self.headers.len()).map(rule).collect()));
         for row in &self.rows {
@@ -183,9 +192,14 @@ impl Table {
 fn state_class(cell: &str) -> &'static str {
     match cell {
         "held" | "passed" | "pass" | "better" | "rejected" | "proven" => " class=\"good\"",
-        "BROKEN" | "FAILED" | "fail" | "worse" | "NOT NOTICED" | "NOT PROVEN" | "void" => {
-            " class=\"bad\""
-        }
+        "BROKEN"
+        | "FAILED"
+        | "fail"
+        | "fail (more accurate)"
+        | "worse"
+        | "NOT NOTICED"
+        | "NOT PROVEN"
+        | "void" => " class=\"bad\"",
         "inconclusive" | "not checked" => " class=\"open\"",
         _ => "",
     }
@@ -260,6 +274,22 @@ mod tests {
             "{text}"
         );
         assert!(!text.contains('\u{1b}'), "{text}");
+    }
+
+    #[test]
+    fn long_text_wraps_and_labels_do_not() {
+        let mut table = Table::new("Checks", 3, &["check", "state", "found"]);
+        let label = "both arms got the same schedule";
+        table.push(vec![label.into(), "held".into(), "many words ".repeat(12)]);
+        let text = table.terminal(80);
+        let row = text.lines().find(|line| line.contains("held")).unwrap();
+        assert!(row.contains(label), "{text}");
+        assert!(
+            text.lines().all(|line| line.chars().count() <= 80),
+            "{text}"
+        );
+        // Four lines of text (132 characters beside a label of 31), no more.
+        assert_eq!(text.lines().count(), 3 + 4, "{text}");
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! The report as text: for a terminal and as Markdown.
 
-use pb_judge::run::{Outcome, RunVerdict};
+use pb_judge::run::RunVerdict;
 
-use crate::sections::{receipt, sections, title};
+use crate::sections::{Detail, Section, receipt, sections, title};
 use crate::table::markdown_safe;
+use crate::tone::Tone;
 
 pub(crate) fn terminal(verdict: &RunVerdict, width: u16, color: bool) -> String {
     let paint = Paint { color };
@@ -12,42 +13,36 @@ pub(crate) fn terminal(verdict: &RunVerdict, width: u16, color: bool) -> String 
     text.push_str(&wrapped(&paint, "1", &title(verdict), columns));
     text.push_str(&wrapped(&paint, "2", &receipt(verdict), columns));
     text.push('\n');
-    let headline = format!(
-        "{}. {}",
-        verdict.outcome.word().to_uppercase(),
-        verdict.sentence
-    );
-    text.push_str(&wrapped(
-        &paint,
-        outcome_style(verdict.outcome),
-        &headline,
-        columns,
-    ));
-    for section in sections(verdict) {
+    let headline = format!("{}. {}", verdict.headline(), verdict.sentence);
+    let style = Tone::of(verdict).style();
+    text.push_str(&wrapped(&paint, style, &headline, columns));
+    for section in sections(verdict, Detail::Brief) {
         text.push('\n');
-        text.push_str(&wrapped(
-            &paint,
-            "1",
-            &format!("## {}", section.title),
-            columns,
-        ));
-        for line in &section.text {
-            text.push_str(&wrapped(&paint, "", line, columns));
+        text.push_str(&in_terminal(&section, &paint, width));
+    }
+    text
+}
+
+fn in_terminal(section: &Section, paint: &Paint, width: u16) -> String {
+    let columns = usize::from(width);
+    let mut text = wrapped(paint, "1", &format!("## {}", section.title), columns);
+    for line in &section.text {
+        text.push_str(&wrapped(paint, "", line, columns));
+    }
+    let tables = section.tables.iter().filter(|table| !table.rows.is_empty());
+    for (number, table) in tables.enumerate() {
+        if number > 0 || !section.text.is_empty() {
+            text.push('\n');
         }
-        for table in &section.tables {
-            if !table.rows.is_empty() {
-                text.push('\n');
-                let drawn = table.terminal(width);
-                // Captions and listed cells are sentences: they wrap, drawn lines fit already.
-                let lines = drawn
-                    .lines()
-                    .map(|line| match line.chars().count() > columns {
-                        true => wrapped(&paint, "", line, columns),
-                        false => format!("{line}\n"),
-                    });
-                text.push_str(&paint.words(&lines.collect::<String>()));
-            }
-        }
+        let drawn = table.terminal(width);
+        // Captions and listed cells are sentences: they wrap, drawn lines fit already.
+        let lines = drawn
+            .lines()
+            .map(|line| match line.chars().count() > columns {
+                true => wrapped(paint, "", line, columns),
+                false => format!("{line}\n"),
+            });
+        text.push_str(&paint.words(&lines.collect::<String>()));
     }
     text
 }
@@ -55,12 +50,12 @@ pub(crate) fn terminal(verdict: &RunVerdict, width: u16, color: bool) -> String 
 pub(crate) fn markdown(verdict: &RunVerdict) -> String {
     let mut text = format!("# {}\n\n", markdown_safe(&title(verdict)));
     text.push_str(&format!("{}\n\n", markdown_safe(&receipt(verdict))));
-    let word = verdict.outcome.word().to_uppercase();
     text.push_str(&format!(
-        "**{word}.** {}\n",
+        "**{}.** {}\n",
+        markdown_safe(&verdict.headline()),
         markdown_safe(&verdict.sentence)
     ));
-    for section in sections(verdict) {
+    for section in sections(verdict, Detail::Full) {
         text.push_str(&format!("\n## {}\n", markdown_safe(&section.title)));
         for line in &section.text {
             text.push_str(&format!("\n{}\n", markdown_safe(line)));
@@ -70,14 +65,6 @@ pub(crate) fn markdown(verdict: &RunVerdict) -> String {
         }
     }
     text
-}
-
-fn outcome_style(outcome: Outcome) -> &'static str {
-    match outcome {
-        Outcome::Pass => "1;32",
-        Outcome::Fail | Outcome::Void => "1;31",
-        Outcome::Inconclusive => "1;33",
-    }
 }
 
 /// Terminal colours, or none.
@@ -105,6 +92,8 @@ impl Paint {
             (" FAILED ", "31"),
             (" NOT PROVEN ", "31"),
             (" NOT NOTICED ", "31"),
+            (" fail (more accurate) ", "31"),
+            (" fail ", "31"),
             (" worse ", "31"),
             (" better ", "32"),
             (" rejected ", "32"),

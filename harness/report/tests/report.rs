@@ -3,7 +3,8 @@
 mod support;
 
 use pb_contract::manifest::RunState;
-use pb_judge::run::{Outcome, RunNotes, RunVerdict, judge};
+use pb_judge::numerics::{BitDifference, CheckName};
+use pb_judge::run::{NumericsNote, Outcome, RunNotes, RunVerdict, judge};
 use pb_record::RunData;
 use support::{Setting, empty, notes, run};
 
@@ -86,6 +87,11 @@ fn tables_show_the_numbers_of_the_verdict() {
         Some("16776")
     );
     assert!(text.contains("5600/5600"), "{text}");
+    let proven = "cold and warm proven in prefix-cache";
+    assert!(
+        row(proven, "held").contains("1 of 1 blocks proven"),
+        "{text}"
+    );
     assert!(
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"
@@ -215,4 +221,134 @@ fn the_same_run_gives_the_same_bytes() {
         })
         .collect();
     assert_eq!(pages[0], pages[1]);
+}
+
+/// A run whose logits were also compared bit by bit: nine variants are equal, one is not.
+fn with_bits() -> (RunData, RunVerdict) {
+    let setting = Setting::default();
+    let data = run(&setting);
+    let mut given = notes(&setting);
+    for number in 0..10 {
+        let mut bits = BitDifference::new();
+        for row in 0..600 {
+            let got = if number == 9 && row > 500 { 1.5 } else { 1.0 };
+            bits.push_row("p", row, &[1.0_f32], &[got]).unwrap();
+        }
+        given.numerics.push(NumericsNote {
+            label: format!("exact: chunk {number}"),
+            bits: Some(bits),
+            config: None,
+        });
+    }
+    let verdict = judge(&data, &given);
+    (data, verdict)
+}
+
+#[test]
+fn equal_variants_are_one_row_in_the_terminal_and_all_in_files() {
+    let (data, verdict) = with_bits();
+    let text = pb_report::terminal(&verdict, 100, false);
+    // Nine variants of 600 rows.
+    assert!(text.contains("exact: 9 variants"), "{text}");
+    assert!(text.contains("all bits equal, 5,400 rows"), "{text}");
+    assert!(!text.contains("exact: chunk 8"), "{text}");
+    // The one that differs (rows 501 to 599) has its own row and the headline.
+    let failing = text
+        .lines()
+        .find(|l| l.trim_start().starts_with("exact: chunk 9  "));
+    assert!(failing.unwrap().contains("99 of 600 rows differ"), "{text}");
+    assert!(text.contains("OUTPUTS WRONG. "), "{text}");
+    let reason = "99 of 600 values differ, first at prompt p position 501: 1.5000 against 1.0000";
+    assert!(verdict.sentence.contains(reason), "{}", verdict.sentence);
+    let files = [
+        pb_report::markdown(&verdict),
+        pb_report::html(&data, &verdict).unwrap(),
+    ];
+    for file in files {
+        for number in 0..10 {
+            assert!(file.contains(&format!("exact: chunk {number}")), "{number}");
+        }
+        assert!(!file.contains("9 variants"));
+    }
+}
+
+#[test]
+fn the_headline_never_says_pass() {
+    let (data, verdict) = judged(&Setting::default());
+    let page = pb_report::html(&data, &verdict).unwrap();
+    let texts = [
+        pb_report::terminal(&verdict, 100, false),
+        pb_report::markdown(&verdict),
+        page.clone(),
+    ];
+    // By construction: chunks shorten the longest gap and the p99, but ten stalls of 59 ms (a
+    // stall is five median gaps of 10 ms) take longer than one of 490 ms, and so does TTFT.
+    for text in &texts {
+        assert!(text.contains("VALID: 2 better, 2 worse"), "{text}");
+        assert!(!text.contains("PASS"), "{text}");
+    }
+    assert!(
+        page.contains("class=\"verdict plain\""),
+        "neither good nor bad news alone"
+    );
+}
+
+#[test]
+fn blocks_stand_side_by_side() {
+    let (_, verdict) = judged(&Setting::default());
+    let metric = &verdict.performance.metrics[0];
+    assert_eq!(metric.blocks.len(), 6);
+    let text = pb_report::markdown(&verdict);
+    let table = text.split("Primary metrics by block").nth(1).unwrap();
+    let rows: Vec<&str> = table.lines().filter(|line| line.starts_with('|')).collect();
+    let blocks: Vec<String> = (0..6).map(|n| format!("block {n}")).collect();
+    assert_eq!(rows[0], format!("| metric | {} |", blocks.join(" | ")));
+    let first: Vec<&str> = rows[2].split(" | ").collect();
+    assert_eq!((first[0], first.len()), ("| ITL p99 (background)", 7));
+    let (baseline, _) = first[1].split_once("\u{a0}→\u{a0}").unwrap();
+    // A whole prompt of 1200 tokens takes 480 ms and a step from 9 to 11 ms.
+    let ms: f64 = baseline.parse().unwrap();
+    assert!((489.0..=492.0).contains(&ms), "{ms}");
+}
+
+#[test]
+fn planted_faults_show_their_worst_finite_share() {
+    let setting = Setting::default();
+    let data = run(&setting);
+    let mut given = notes(&setting);
+    given.planted_faults[0].label = "fast: RoPE +1 from chunk 2, chunk 16".to_owned();
+    let config = given.planted_faults[0].config.as_mut().unwrap();
+    for check in &mut config.checks {
+        match check.name {
+            CheckName::MaxZ => {
+                (check.value, check.share) = (Some(615_321.5), Some(30_766.075));
+            }
+            // A count with the limit 0: its share says nothing of the size.
+            CheckName::DecidableFlips => {
+                (check.value, check.share) = (Some(21.0), Some(f64::INFINITY));
+                check.outcome = pb_judge::numerics::Outcome::Fail;
+            }
+            _ => {}
+        }
+    }
+    let verdict = judge(&data, &given);
+    let page = pb_report::html(&data, &verdict).unwrap();
+    assert!(!page.contains('∞'), "an infinite share is shown");
+    assert!(
+        page.contains(">3,080,000 %</text>"),
+        "the bar has its share"
+    );
+    // The label is whole.
+    assert!(page.contains(">fast: RoPE +1 from chunk 2, chunk 16</text>"));
+    // The evidence is in the words of the rules, whatever the runner wrote; brief in a terminal.
+    assert!(
+        page.contains("worst row&#39;s error (z) is 615,000 (at"),
+        "plain numbers"
+    );
+    assert!(page.contains("top-1 flips, decidable rows: 21 ("));
+    let text = pb_report::terminal(&verdict, 100, false);
+    assert!(
+        text.contains("error (z) is 615,000") && !text.contains("flips"),
+        "{text}"
+    );
 }

@@ -6,12 +6,15 @@
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use half::bf16;
 use pb_kernels_cpu::{
-    AlignedBuf, AttnSeq, Isa, KvLayerView, KvShape, PackedBf16, PackedF32, Pool, Rows,
+    AlignedBuf, AttnSeq, Dot, Isa, KvLayerView, KvShape, PackedBf16, PackedF32, Pool, Rows,
     attention_exact, attention_fast, gemm_exact, gemm_fast, reference, silu_mul,
 };
 
 /// Outputs and inputs of the products of one layer (q+k+v, o, gate+up, down).
 const SHAPES: [(usize, usize); 4] = [(960, 576), (576, 576), (3072, 576), (576, 1536)];
+
+/// The fast product's two kinds of activations.
+const DOTS: [(&str, Dot); 2] = [("fast_f32", Dot::F32), ("fast_bf16", Dot::Bf16)];
 
 fn values(n: usize) -> Vec<f32> {
     (0..n)
@@ -38,9 +41,13 @@ fn gemm(c: &mut Criterion) {
                 let work = if m == 1 { fast.bytes() } else { flops };
                 group.throughput(Throughput::Elements(work as u64));
                 let shape = format!("{m}x{n}x{k}");
-                group.bench_function(BenchmarkId::new("fast", &shape), |b| {
-                    b.iter(|| pool.install(|| gemm_fast(isa, &pool, &a, m, &fast, &mut out)));
-                });
+                for (name, dot) in DOTS {
+                    group.bench_function(BenchmarkId::new(name, &shape), |b| {
+                        b.iter(|| {
+                            pool.install(|| gemm_fast(isa, &pool, dot, &a, m, &fast, &mut out));
+                        });
+                    });
+                }
                 group.bench_function(BenchmarkId::new("exact", &shape), |b| {
                     b.iter(|| pool.install(|| gemm_exact(isa, &pool, &a, m, &exact, &mut out)));
                 });
@@ -58,9 +65,11 @@ fn lm_head(c: &mut Criterion) {
         let mut group = c.benchmark_group(format!("lm_head/{}t", pool.threads()));
         group.throughput(Throughput::Bytes(fast.bytes() as u64));
         let (a, mut out) = (values(k), AlignedBuf::<f32>::zeroed(n));
-        group.bench_function("fast/1", |b| {
-            b.iter(|| pool.install(|| gemm_fast(isa, &pool, &a, 1, &fast, &mut out)));
-        });
+        for (name, dot) in DOTS {
+            group.bench_function(BenchmarkId::new(name, 1), |b| {
+                b.iter(|| pool.install(|| gemm_fast(isa, &pool, dot, &a, 1, &fast, &mut out)));
+            });
+        }
         group.finish();
     }
 }

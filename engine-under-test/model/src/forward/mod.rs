@@ -16,7 +16,7 @@ mod rope;
 use std::sync::Arc;
 
 use pb_contract::{BlockId, Clock, KvDtype, Nanos, Numerics, TokenId};
-use pb_kernels_cpu::{Isa, PackedBf16, PackedF32, Pool};
+use pb_kernels_cpu::{Dot, Isa, PackedBf16, PackedF32, Pool};
 
 use crate::weights::Weights;
 
@@ -136,6 +136,9 @@ pub struct ForwardOptions {
     pub num_blocks: usize,
     /// Instruction set; `None` takes the best that the processor has.
     pub isa: Option<Isa>,
+    /// How `fast` multiplies: with f32 activations, or with activations rounded to bf16; `None`
+    /// takes what is faster on this processor.
+    pub dot: Option<Dot>,
 }
 
 /// Why a decoder could not be built.

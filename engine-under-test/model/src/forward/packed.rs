@@ -7,7 +7,7 @@
 use pb_contract::{BlockId, Clock};
 use pb_kernels_cpu as kernels;
 use pb_kernels_cpu::{
-    AlignedBuf, AttnSeq, Isa, KvElem, KvLayerMut, KvLayerView, KvShape, KvSlot, PackedBf16,
+    AlignedBuf, AttnSeq, Dot, Isa, KvElem, KvLayerMut, KvLayerView, KvShape, KvSlot, PackedBf16,
     PackedF32, Pool, RopeTable, Rows, RowsMut,
 };
 
@@ -21,10 +21,18 @@ use crate::weights::{LayerWeights, Weights};
 /// Rows whose logits are computed at once: bounds the buffer at `LOGIT_TILE * vocab` floats.
 const LOGIT_TILE: usize = 32;
 
+/// Where and how a product is computed.
+#[derive(Clone, Copy)]
+pub(super) struct On<'a> {
+    isa: Isa,
+    pool: &'a Pool,
+    dot: Dot,
+}
+
 /// Packed weights of one type with the kernels that go with them.
 pub(super) trait Packed: Send + Sync + Sized {
     fn pack(parts: &[&[f32]], k: usize) -> Self;
-    fn gemm(&self, isa: Isa, pool: &Pool, a: &[f32], m: usize, c: &mut [f32]);
+    fn gemm(&self, on: On<'_>, a: &[f32], m: usize, c: &mut [f32]);
     /// The value that a weight has after packing.
     fn rounded(value: f32) -> f32;
     fn attention<T: KvElem>(
@@ -42,8 +50,8 @@ impl Packed for PackedF32 {
     fn pack(parts: &[&[f32]], k: usize) -> Self {
         PackedF32::pack_parts(parts, k)
     }
-    fn gemm(&self, isa: Isa, pool: &Pool, a: &[f32], m: usize, c: &mut [f32]) {
-        kernels::gemm_exact(isa, pool, a, m, self, c);
+    fn gemm(&self, on: On<'_>, a: &[f32], m: usize, c: &mut [f32]) {
+        kernels::gemm_exact(on.isa, on.pool, a, m, self, c);
     }
     fn rounded(value: f32) -> f32 {
         value
@@ -65,8 +73,8 @@ impl Packed for PackedBf16 {
     fn pack(parts: &[&[f32]], k: usize) -> Self {
         PackedBf16::pack_parts(parts, k)
     }
-    fn gemm(&self, isa: Isa, pool: &Pool, a: &[f32], m: usize, c: &mut [f32]) {
-        kernels::gemm_fast(isa, pool, isa.preferred_dot(), a, m, self, c);
+    fn gemm(&self, on: On<'_>, a: &[f32], m: usize, c: &mut [f32]) {
+        kernels::gemm_fast(on.isa, on.pool, on.dot, a, m, self, c);
     }
     fn rounded(value: f32) -> f32 {
         half::bf16::from_f32(value).to_f32()
@@ -162,6 +170,7 @@ pub(super) struct PackedDecoder<W, T: bytemuck::Pod> {
 struct Parts<W> {
     config: LlamaConfig,
     isa: Isa,
+    dot: Dot,
     kv_shape: KvShape,
     rope: RopeTables,
     embed: Vec<f32>,
@@ -174,10 +183,12 @@ impl<W: Packed, T: KvElem> PackedDecoder<W, T> {
     pub(super) fn new(weights: &Weights, options: ForwardOptions, pool: Pool) -> Self {
         let config = weights.config.clone();
         let kv_shape = kv_shape(&config, options.block_size);
+        let isa = options.isa.unwrap_or_else(Isa::detect);
         PackedDecoder {
             kv: kv_pool(&config, kv_shape, options.num_blocks),
             parts: Parts {
-                isa: options.isa.unwrap_or_else(Isa::detect),
+                isa,
+                dot: options.dot.unwrap_or_else(|| isa.preferred_dot()),
                 kv_shape,
                 rope: RopeTables::new(&config),
                 embed: weights.embed.data.iter().map(|&v| W::rounded(v)).collect(),
@@ -275,6 +286,14 @@ impl<'a> Layout<'a> {
 }
 
 impl<W: Packed> Parts<W> {
+    fn on<'a>(&self, pool: &'a Pool) -> On<'a> {
+        On {
+            isa: self.isa,
+            pool,
+            dot: self.dot,
+        }
+    }
+
     fn embed(&self, batch: &[SeqInput<'_>], x: &mut [f32]) {
         let h = self.config.hidden;
         let tokens = batch.iter().flat_map(|s| s.tokens);
@@ -297,6 +316,7 @@ impl<W: Packed> Parts<W> {
         let (c, l, isa) = (&self.config, &self.layers[index], self.isa);
         let m = layout.positions.len();
         let (pool, clock) = (run.pool, run.clock);
+        let on = self.on(pool);
         if index == 0 {
             let eps = c.rms_eps as f32;
             kernels::rmsnorm(isa, pool, &s.x, &l.attn_norm, eps, &mut s.normed);
@@ -304,7 +324,7 @@ impl<W: Packed> Parts<W> {
             self.add_norm(pool, &l.attn_norm, s);
         }
         timed(clock, &mut run.timing.gemm_ns, || {
-            l.qkv.gemm(isa, pool, &s.normed, m, &mut s.qkv)
+            l.qkv.gemm(on, &s.normed, m, &mut s.qkv)
         });
         if let Some(bias) = &l.qkv_bias {
             kernels::add_bias(isa, pool, &mut s.qkv, bias);
@@ -312,15 +332,15 @@ impl<W: Packed> Parts<W> {
         self.rope_and_store(pool, kv, layout, s);
         self.attention(kv, layout, s, run);
         timed(clock, &mut run.timing.gemm_ns, || {
-            l.o.gemm(isa, pool, &s.attn, m, &mut s.delta)
+            l.o.gemm(on, &s.attn, m, &mut s.delta)
         });
         self.add_norm(pool, &l.mlp_norm, s);
         timed(clock, &mut run.timing.gemm_ns, || {
-            l.gate_up.gemm(isa, pool, &s.normed, m, &mut s.gate_up)
+            l.gate_up.gemm(on, &s.normed, m, &mut s.gate_up)
         });
         kernels::silu_mul_fused(isa, pool, &s.gate_up, c.ffn, &mut s.act);
         timed(clock, &mut run.timing.gemm_ns, || {
-            l.down.gemm(isa, pool, &s.act, m, &mut s.delta)
+            l.down.gemm(on, &s.act, m, &mut s.delta)
         });
     }
 
@@ -412,7 +432,7 @@ impl<W: Packed> Parts<W> {
                 &mut s.logits[..tile.len() * vocab],
             );
             timed(run.clock, &mut run.timing.gemm_ns, || {
-                self.head.gemm(self.isa, run.pool, a, tile.len(), c);
+                self.head.gemm(self.on(run.pool), a, tile.len(), c);
             });
             let sink = &mut *run.sink;
             timed(run.clock, &mut run.timing.sink_ns, || {

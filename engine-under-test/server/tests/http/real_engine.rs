@@ -25,10 +25,7 @@ fn engine() -> (pb_core::Engine, ModelAssets) {
     config.prefix_cache = PrefixCacheKind::HashChain;
     config.max_model_len = 256;
     config.num_blocks = 64;
-    let parts = EngineParts {
-        weights: Arc::new(model.weights),
-        identity: [7; 32],
-    };
+    let parts = EngineParts::new(Arc::new(model.weights), [7; 32]);
     let assets = ModelAssets {
         text: Arc::new(TokenizerText::new(model.tokenizer, model.config.vocab)),
         root: "synthetic".to_owned(),

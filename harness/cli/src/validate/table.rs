@@ -51,12 +51,12 @@ pub(crate) fn text(v: &Validation) -> String {
         let verdict = b.bits.verdict();
         let (differ, values) = (b.bits.differing_values, b.bits.values);
         line(format!(
-            "  {:<12} {:<13} {differ} of {values} differ",
+            "  {:<22} {:<13} {differ} of {values} differ",
             b.config,
             word(&verdict)
         ));
     }
-    line("T1  fast mode: error against f64, variant beside monolithic".into());
+    line("T1, T2  fast mode: error against f64, variant beside monolithic".into());
     for t in &v.tolerance {
         line(format!(
             "  {:<12} {:<13} {}",

@@ -28,10 +28,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     progress.phase("preparing the weights");
     let identity = digest_bytes(&obtained.receipt.sha256);
     let vocab = obtained.model.config.vocab;
-    let parts = EngineParts {
-        weights: Arc::new(obtained.model.weights),
-        identity,
-    };
+    let parts = EngineParts::new(Arc::new(obtained.model.weights), identity);
     let engine = parts.build(config).map_err(|e| anyhow!(e))?;
     progress.clear();
     let name = args

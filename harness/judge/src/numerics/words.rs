@@ -187,7 +187,10 @@ mod tests {
             assert_eq!(plain(value), text);
         }
         assert_eq!(grouped(26_345_438), "26,345,438");
-        assert_eq!([grouped(0), grouped(999), grouped(1000)], ["0", "999", "1,000"]);
+        assert_eq!(
+            [grouped(0), grouped(999), grouped(1000)],
+            ["0", "999", "1,000"]
+        );
     }
 
     #[test]
@@ -219,7 +222,12 @@ mod tests {
             z.sentence(),
             "worst row's error (z) is 615,000 (at prompt 2 position 16), limit 20"
         );
-        let flips = check(CheckName::DecidableFlips, 21.0, 0.0, "664 of 664 rows decidable");
+        let flips = check(
+            CheckName::DecidableFlips,
+            21.0,
+            0.0,
+            "664 of 664 rows decidable",
+        );
         assert_eq!(
             flips.sentence(),
             "top-1 flips, decidable rows: 21 (664 of 664 rows decidable), limit 0"
@@ -229,8 +237,15 @@ mod tests {
     #[test]
     fn rounding_never_hides_that_a_limit_is_passed() {
         let rho = check(CheckName::MaxRho, 0.4001, 0.4, "at prompt 1");
-        assert!(rho.sentence().contains(" is 0.4001 (at"), "{}", rho.sentence());
-        assert_eq!(apart(3.847_78, 2.776_77), ("3.8478".into(), "2.7768".into()));
+        assert!(
+            rho.sentence().contains(" is 0.4001 (at"),
+            "{}",
+            rho.sentence()
+        );
+        assert_eq!(
+            apart(3.847_78, 2.776_77),
+            ("3.8478".into(), "2.7768".into())
+        );
         let (got, expected) = apart(1.000_000_1, 1.0);
         assert_eq!((got.as_str(), expected.as_str()), ("1.0000001", "1"));
     }

@@ -11,7 +11,8 @@ fn note(label: &str, factor: f64) -> NumericsNote {
         let signs = [1.0, -1.0, -1.0, 1.0];
         (0..4).map(|i| 3.0 * i as f64 + by * signs[i]).collect()
     };
-    let row = ReferenceRow::new(&shifted(0.0), Some(3)).unwrap();
+    let truth = shifted(0.0);
+    let row = ReferenceRow::new(&truth, Some(3)).unwrap();
     let mut prompts = Vec::new();
     for number in 0..4 {
         let mut prompt = PromptScores::new(format!("p{number}"), 1);
@@ -63,10 +64,16 @@ fn a_candidate_that_is_worse_everywhere_is_valid_and_never_praised() {
     let verdict = judge(&data(&shape), &notes());
     assert_eq!(verdict.headline(), "VALID: 0 better, 4 worse");
     // The exit code and the name in files stay those of an answered question.
-    assert_eq!((verdict.outcome, verdict.outcome.exit_code()), (Outcome::Pass, 0));
+    assert_eq!(
+        (verdict.outcome, verdict.outcome.exit_code()),
+        (Outcome::Pass, 0)
+    );
     let text = verdict.sentence.to_lowercase();
     assert!(!text.contains("pass"), "{text}");
-    assert!(text.contains("rose from 60.5 ms to 505 ms (worse:"), "{text}");
+    assert!(
+        text.contains("rose from 60.5 ms to 505 ms (worse:"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -90,7 +97,10 @@ fn an_unanswered_or_missing_comparison_is_not_counted_as_good() {
 
 #[test]
 fn a_more_accurate_variant_fails_without_being_called_wrong() {
-    let verdict = checked(vec![note("fast: chunk 16", 1.0), note("fast: chunk 1", 0.5)]);
+    let verdict = checked(vec![
+        note("fast: chunk 16", 1.0),
+        note("fast: chunk 1", 0.5),
+    ]);
     assert_eq!(verdict.outcome, Outcome::Fail);
     assert_eq!(verdict.headline(), "OUTPUTS NOT EQUIVALENT");
     // ln 0.5 is -0.693.
@@ -116,7 +126,11 @@ fn a_less_accurate_variant_is_wrong_and_named_first() {
     ] {
         assert!(first.contains(words), "{first}");
     }
-    assert!(verdict.sentence.contains("(and 1 more)"), "{}", verdict.sentence);
+    assert!(
+        verdict.sentence.contains("(and 1 more)"),
+        "{}",
+        verdict.sentence
+    );
 }
 
 #[test]

@@ -107,7 +107,11 @@ fn compare_valid(
     let mut void = validity.reasons.clone();
     if correctness.state == CorrectnessState::Failed {
         let more_accurate = correctness.is_only_more_accurate();
-        let how = if more_accurate { "not equivalent" } else { "wrong" };
+        let how = if more_accurate {
+            "not equivalent"
+        } else {
+            "wrong"
+        };
         void.push(format!("the outputs are {how}"));
     }
     let metrics = if void.is_empty() {

@@ -98,7 +98,11 @@ fn outputs(correctness: &Correctness) -> String {
         }
         CorrectnessState::Failed => {
             let more_accurate = correctness.is_only_more_accurate();
-            let how = if more_accurate { "NOT EQUIVALENT" } else { "WRONG" };
+            let how = if more_accurate {
+                "NOT EQUIVALENT"
+            } else {
+                "WRONG"
+            };
             let first = correctness.reasons.first().map_or("", String::as_str);
             let more = match correctness.reasons.len() {
                 0 | 1 => String::new(),
@@ -186,12 +190,15 @@ fn interval(metric: &MetricComparison) -> String {
             },
         );
     }
-    let percent = |ratio: f64| (ratio - 1.0) * 100.0;
+    let percent = |ratio: f64| match (ratio - 1.0) * 100.0 {
+        p if p.abs() < 99.95 => format!("{p:+.1} %"),
+        p => format!("{p:+.0} %"),
+    };
     verdict.ratio.map_or_else(
         || blocks.clone(),
         |r| {
             format!(
-                "{:+.1} %, 95 % interval {:+.1} % to {:+.1} %, {blocks}",
+                "{}, 95 % interval {} to {}, {blocks}",
                 percent(r.point),
                 percent(r.low),
                 percent(r.high)

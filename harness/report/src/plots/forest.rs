@@ -12,7 +12,7 @@ use crate::svg::{Anchor, Svg};
 
 const ROW: f64 = 30.0;
 const TOP: f64 = 30.0;
-const LABELS: f64 = 190.0;
+const LABELS: f64 = 210.0;
 const CLAIMS: f64 = 110.0;
 
 /// Draws candidate over baseline of every metric compared by ratio. `None` without any.
@@ -105,7 +105,7 @@ fn draw_row(svg: &mut Svg, x: Scale, top: f64, metric: &MetricComparison, ratios
         svg.rect("margin", low, top, high - low, ROW);
     }
     let mark = if metric.spec.primary { " *" } else { "" };
-    let label = shorten(&format!("{}{mark}", metric_name(metric)), 28);
+    let label = shorten(&format!("{}{mark}", metric_name(metric)), 32);
     svg.text("tick", LABELS - 8.0, middle + 4.0, Anchor::End, &label);
     for &ratio in ratios {
         svg.dot("block", x.px(ratio), middle, 4.0);

@@ -1,17 +1,18 @@
 //! How much of each numerical limit is used.
 
-use pb_judge::numerics::CheckName;
+use pb_judge::numerics::{ConfigVerdict, plain};
 use pb_judge::run::RunVerdict;
 
 use super::{Figure, WIDTH};
-use crate::format::significant;
 use crate::svg::frame::shorten;
 use crate::svg::scale::Scale;
 use crate::svg::{Anchor, Svg};
 
 const ROW: f64 = 20.0;
 const TOP: f64 = 34.0;
-const LABELS: f64 = 300.0;
+/// Width of a character of a label, and the bounds of the room for labels, in pixels.
+const CHARACTER: f64 = 6.2;
+const LABELS: (f64, f64) = (190.0, 400.0);
 
 /// One bar: a check of one configuration.
 struct Bar {
@@ -30,14 +31,18 @@ pub(crate) fn numerics(id: &str, verdict: &RunVerdict) -> Option<Figure> {
     let title = "Share of each numerical limit that is used".to_owned();
     let words: Vec<String> = bars
         .iter()
-        .map(|bar| format!("{} {} %", bar.label, significant(bar.share * 100.0)))
+        .map(|bar| format!("{} {} %", bar.label, plain(bar.share * 100.0)))
         .collect();
     let height = TOP + ROW * bars.len() as f64 + 44.0;
     let mut svg = Svg::new(id, WIDTH, height, &title, &words.join("; "));
     // 1 % is drawn as the least: a share of 0 has no place on a logarithmic axis.
     let place = |share: f64| (share * 100.0).clamp(1.0, 1e7);
     let ends = bars.iter().map(|bar| place(bar.share)).chain([1.0, 130.0]);
-    let x = Scale::log(ends).over(LABELS, WIDTH - 90.0);
+    let longest = bars.iter().map(|bar| bar.label.chars().count()).max();
+    let labels = longest.unwrap_or(0) as f64 * CHARACTER + 16.0;
+    let labels = labels.clamp(LABELS.0, LABELS.1);
+    let room = ((labels - 16.0) / CHARACTER) as usize;
+    let x = Scale::log(ends).over(labels, WIDTH - 90.0);
     let bottom = TOP + ROW * bars.len() as f64;
     for tick in x.ticks() {
         svg.line("grid", x.px(tick), TOP, x.px(tick), bottom);
@@ -52,16 +57,16 @@ pub(crate) fn numerics(id: &str, verdict: &RunVerdict) -> Option<Figure> {
         } else {
             "bar clean"
         };
-        svg.rect(class, LABELS, y + 3.0, (end - LABELS).max(1.0), ROW - 6.0);
-        let label = shorten(&bar.label, 44);
-        svg.text("tick", LABELS - 8.0, y + 14.0, Anchor::End, &label);
-        let value = format!("{} %", significant(bar.share * 100.0));
+        svg.rect(class, labels, y + 3.0, (end - labels).max(1.0), ROW - 6.0);
+        let label = shorten(&bar.label, room);
+        svg.text("tick", labels - 8.0, y + 14.0, Anchor::End, &label);
+        let value = format!("{} %", plain(bar.share * 100.0));
         svg.text("tick", end + 6.0, y + 14.0, Anchor::Start, &value);
     }
     let limit = x.px(100.0);
     svg.line("limit", limit, TOP - 6.0, limit, bottom);
     svg.text("tick", limit, TOP - 12.0, Anchor::Middle, "limit (100 %)");
-    let middle = (LABELS + WIDTH - 90.0) / 2.0;
+    let middle = (labels + WIDTH - 90.0) / 2.0;
     svg.text(
         "label",
         middle,
@@ -70,8 +75,8 @@ pub(crate) fn numerics(id: &str, verdict: &RunVerdict) -> Option<Figure> {
         "% of the limit (logarithmic)",
     );
     let caption = "Worst value of each statistic over all variants and positions, as a share of \
-                   its limit; a correct engine stays left of the line. Planted faults must lie to \
-                   the right of it."
+                   its limit; a correct engine stays left of the line. Planted faults, \
+                   each with its worst finite share, must lie to the right of it."
         .to_owned();
     Some(Figure {
         title,
@@ -89,7 +94,7 @@ fn bars(verdict: &RunVerdict) -> Vec<Bar> {
         .filter_map(|note| note.config.as_ref());
     for check in configs.flat_map(|config| &config.checks) {
         let Some(share) = check.share else { continue };
-        let label = check_name(check.name).to_owned();
+        let label = check.name.words().to_owned();
         match bars.iter_mut().find(|bar| bar.label == label) {
             Some(bar) => bar.share = bar.share.max(share),
             None => bars.push(Bar {
@@ -100,7 +105,8 @@ fn bars(verdict: &RunVerdict) -> Vec<Bar> {
         }
     }
     for fault in &verdict.correctness.planted_faults {
-        let worst = fault.config.as_ref().and_then(|config| config.worst());
+        // A count with the limit 0 is infinitely beyond it and would say nothing of the size.
+        let worst = fault.config.as_ref().and_then(ConfigVerdict::worst_finite);
         if let Some(share) = worst.and_then(|check| check.share) {
             let label = fault.label.clone();
             bars.push(Bar {
@@ -111,19 +117,4 @@ fn bars(verdict: &RunVerdict) -> Vec<Bar> {
         }
     }
     bars
-}
-
-/// A statistic in words.
-pub(crate) fn check_name(name: CheckName) -> &'static str {
-    match name {
-        CheckName::Finite => "non-finite logits",
-        CheckName::MeanRho => "mean log error ratio",
-        CheckName::MaxRho => "worst prompt's log error ratio",
-        CheckName::MaxZ => "worst row's error (z)",
-        CheckName::DecidableFlips => "top-1 flips, decidable rows",
-        CheckName::DeltaNll => "mean change of NLL",
-        CheckName::KlP999 => "KL divergence p99.9",
-        CheckName::KlMax => "KL divergence max",
-        CheckName::RmsDeltaP => "RMS change of p(true token)",
-    }
 }

@@ -3,7 +3,7 @@
 use pb_judge::ab::{Claim, Scale};
 use pb_judge::run::{MetricComparison, RunVerdict, metric_words};
 
-use super::Section;
+use super::{Detail, Section};
 use crate::format::{ABSENT, in_unit, ms, percent, percent_change, significant};
 use crate::table::Table;
 
@@ -18,14 +18,14 @@ pub(crate) fn conclusion_word(claim: Claim) -> &'static str {
     }
 }
 
-pub(super) fn section(verdict: &RunVerdict) -> Option<Section> {
+pub(super) fn section(verdict: &RunVerdict, detail: Detail) -> Option<Section> {
     let comparison = verdict.performance.comparison.as_ref()?;
     let title = format!("{} against {}", comparison.candidate, comparison.baseline);
     let mut section = Section::new("comparison", &title);
     section.text.push(
-        "Medians over blocks; differences are paired by block. A claim needs a Holm-adjusted p \
-         below 0.05, an interval that excludes no change, and a change beyond the practical \
-         margin. Metrics marked * are the primary family."
+        "Medians over blocks, paired by block. A claim needs a Holm-adjusted p below 0.05, an \
+         interval that excludes no change, and a change beyond the margin. * marks the primary \
+         metrics."
             .to_owned(),
     );
     let blocks = verdict
@@ -35,22 +35,43 @@ pub(super) fn section(verdict: &RunVerdict) -> Option<Section> {
         .map(|m| m.verdict.blocks)
         .max()
         .unwrap_or(0);
-    let caption = format!(
-        "{} over {blocks} matched blocks; differences in ms or percentage points; lower is better",
-        comparison.candidate
-    );
-    let headers = [
-        "metric",
-        "claim",
-        "baseline",
-        "candidate",
-        "difference [95 %]",
-        "change, % [95 %]",
-        "Holm p",
-    ];
-    let mut table = Table::new(caption, 2, &headers);
+    let mut table = match detail {
+        Detail::Full => Table::new(
+            format!(
+                "{} over {blocks} matched blocks; differences in ms or percentage points; lower \
+                 is better",
+                comparison.candidate
+            ),
+            2,
+            &[
+                "metric",
+                "claim",
+                "baseline",
+                "candidate",
+                "difference [95 %]",
+                "change, % [95 %]",
+                "Holm p",
+            ],
+        ),
+        Detail::Brief => Table::new(
+            format!(
+                "{} over {blocks} matched blocks; change in %, of shares in points; lower is \
+                 better",
+                comparison.candidate
+            ),
+            2,
+            &[
+                "metric",
+                "claim",
+                "baseline",
+                "candidate",
+                "change [95 %]",
+                "Holm p",
+            ],
+        ),
+    };
     for metric in &verdict.performance.metrics {
-        table.push(row(metric));
+        table.push(row(metric, detail));
         let reason = &metric.verdict.why;
         let left_out = metric.verdict.excluded.total();
         if left_out > 0 {
@@ -65,7 +86,7 @@ pub(super) fn section(verdict: &RunVerdict) -> Option<Section> {
         }
     }
     section.tables.push(table);
-    section.tables.extend(by_block(verdict));
+    section.tables.extend(by_block(verdict, detail));
     Some(section)
 }
 
@@ -75,7 +96,7 @@ pub(crate) fn name(metric: &MetricComparison) -> String {
     metric_words(spec.quantity, spec.statistic, spec.class.as_deref())
 }
 
-fn row(metric: &MetricComparison) -> Vec<String> {
+fn row(metric: &MetricComparison, detail: Detail) -> Vec<String> {
     let verdict = &metric.verdict;
     let unit = metric.spec.quantity.unit();
     let value = |v: Option<f64>| v.map_or_else(|| ABSENT.to_owned(), |v| in_unit(v, unit));
@@ -101,18 +122,22 @@ fn row(metric: &MetricComparison) -> Vec<String> {
             interval(&point, &low, &high)
         },
     );
+    let changes = match (detail, verdict.spec.scale) {
+        (Detail::Full, _) => vec![difference, relative],
+        (Detail::Brief, Scale::Ratio { .. }) => vec![relative],
+        (Detail::Brief, Scale::Difference { .. }) => vec![difference],
+    };
     let mark = if metric.spec.primary { "\u{a0}*" } else { "" };
-    vec![
+    let mut row = vec![
         format!("{}{mark}", name(metric)),
         conclusion_word(verdict.claim).to_owned(),
         value(verdict.a),
         value(verdict.b),
-        difference,
-        relative,
-        verdict
-            .p
-            .map_or_else(|| ABSENT.to_owned(), |_| p_value(verdict.holm_p)),
-    ]
+    ];
+    row.extend(changes);
+    let p = verdict.p.map(|_| p_value(verdict.holm_p));
+    row.push(p.unwrap_or_else(|| ABSENT.to_owned()));
+    row
 }
 
 /// A point with its interval, which never breaks inside its brackets.
@@ -139,26 +164,47 @@ fn p_value(p: f64) -> String {
     }
 }
 
-/// The values behind the primary metrics, block by block.
-fn by_block(verdict: &RunVerdict) -> Option<Table> {
-    let headers = ["metric", "block", "baseline", "candidate"];
-    let mut table = Table::new("Primary metrics by block", 2, &headers);
-    for metric in verdict
-        .performance
-        .metrics
-        .iter()
-        .filter(|m| m.spec.primary)
-    {
-        let unit = metric.spec.quantity.unit();
-        for block in &metric.blocks {
-            let value = |v: Option<f64>| v.map_or_else(|| ABSENT.to_owned(), |v| in_unit(v, unit));
-            table.push(vec![
-                name(metric),
-                block.block.to_string(),
-                value(block.baseline),
-                value(block.candidate),
-            ]);
+/// Most blocks side by side in one table.
+const BLOCKS_ABREAST: usize = 8;
+
+/// The values behind the primary metrics: a row for each metric, a column for each block.
+fn by_block(verdict: &RunVerdict, detail: Detail) -> Vec<Table> {
+    let metrics = &verdict.performance.metrics;
+    let primary: Vec<&MetricComparison> = metrics.iter().filter(|m| m.spec.primary).collect();
+    // All metrics are measured over the same matched blocks.
+    let numbers: Vec<u32> = primary.first().map_or_else(Vec::new, |metric| {
+        metric.blocks.iter().map(|block| block.block).collect()
+    });
+    let caption = "Primary metrics by block: baseline → candidate, in ms or %";
+    let mut tables = Vec::new();
+    for blocks in numbers.chunks(BLOCKS_ABREAST) {
+        let mut headers = vec!["metric".to_owned()];
+        headers.extend(blocks.iter().map(|block| format!("block {block}")));
+        let mut table = Table::new(caption, 1, &headers);
+        for metric in &primary {
+            let mut row = vec![name(metric)];
+            row.extend(blocks.iter().map(|&block| in_block(metric, block, detail)));
+            table.push(row);
         }
+        tables.push(table);
     }
-    (!table.rows.is_empty()).then_some(table)
+    tables
+}
+
+/// Both values of a block, without spaces where room is short.
+fn in_block(metric: &MetricComparison, block: u32, detail: Detail) -> String {
+    let values = metric.blocks.iter().find(|values| values.block == block);
+    let number = |v: Option<f64>| match (v, metric.spec.quantity.unit()) {
+        (None, _) => ABSENT.to_owned(),
+        (Some(v), "ns") => ms(v),
+        (Some(v), "share") => percent(v),
+        (Some(v), _) => significant(v),
+    };
+    let baseline = number(values.and_then(|v| v.baseline));
+    let candidate = number(values.and_then(|v| v.candidate));
+    let space = match detail {
+        Detail::Full => "\u{a0}",
+        Detail::Brief => "",
+    };
+    format!("{baseline}{space}→{space}{candidate}")
 }

@@ -133,15 +133,14 @@ pub(super) fn cache(verdict: &RunVerdict) -> Option<Section> {
         "block",
         "cold",
         "warm",
-        "n cold",
-        "n warm",
-        "found/plan tokens",
+        "n",
+        "found/plan",
         "cold p50 ms",
         "warm p50 ms",
         "TTFT change, % [95 %]",
     ];
     let mut table = Table::new(
-        "Time to first token with an empty and a filled cache",
+        "TTFT with an empty and a filled cache; n: cold + warm requests; found/plan in tokens",
         4,
         &headers,
     );
@@ -169,8 +168,7 @@ fn cache_row(cache: &CacheVerdict) -> Vec<String> {
         cache.block.to_string(),
         proven(cache.cold_proven),
         proven(cache.warm_proven),
-        cache.cold.to_string(),
-        cache.warm.to_string(),
+        format!("{} + {}", cache.cold, cache.warm).replace(' ', "\u{a0}"),
         format!(
             "{}/{}",
             count_or_dash(cache.cached_tokens),

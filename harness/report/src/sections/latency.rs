@@ -2,14 +2,14 @@
 
 use pb_judge::run::{ArmSummary, ClassSummary, Distribution, RunVerdict};
 
-use super::{Section, shown_arms};
+use super::{Detail, Section, shown_arms};
 use crate::format::{count_or_dash, ms_or_dash, percent, percent_or_dash};
 use crate::table::Table;
 
 /// Which distribution of a class is shown, and over which class.
 type Pick = fn(&ClassSummary) -> &Distribution;
 
-pub(super) fn section(verdict: &RunVerdict) -> Section {
+pub(super) fn section(verdict: &RunVerdict, detail: Detail) -> Section {
     let mut section = Section::new("latency", "Latency of each arm");
     let comparison = verdict.performance.comparison.as_ref();
     let ttft_class = comparison.and_then(|c| c.ttft_class.as_deref());
@@ -26,7 +26,10 @@ pub(super) fn section(verdict: &RunVerdict) -> Section {
         ("TPOT", itl_class, |c| &c.tpot),
         ("Driver lag", None, |c| &c.driver_lag),
     ];
-    for (name, class, pick) in metrics {
+    // In a healthy run these three repeat TTFT, ITL and the check of the driver's lag.
+    let repeated = ["Service TTFT", "Event gap", "Driver lag"];
+    let shown = |name: &str| detail == Detail::Full || !repeated.contains(&name);
+    for (name, class, pick) in metrics.into_iter().filter(|(name, ..)| shown(name)) {
         let label = labelled(name, class);
         for arm in &arms {
             if let Some(summary) = arm.class(class) {

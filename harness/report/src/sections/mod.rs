@@ -4,6 +4,7 @@ mod comparison;
 mod correctness;
 mod engine;
 mod latency;
+mod validity;
 
 pub(crate) use comparison::{conclusion_word, name as metric_name};
 
@@ -30,16 +31,33 @@ impl Section {
     }
 }
 
+/// How much a report shows. What `Brief` leaves out agrees with what it shows; nothing that is
+/// broken, failed or undecided is ever left out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Detail {
+    /// For a terminal: a few screens.
+    Brief,
+    /// For a file: every row.
+    Full,
+}
+
 /// All sections in the order of the gates.
-pub(crate) fn sections(verdict: &RunVerdict) -> Vec<Section> {
-    let mut all = vec![validity(verdict), correctness::section(verdict)];
-    all.extend(comparison::section(verdict));
-    all.push(latency::section(verdict));
+pub(crate) fn sections(verdict: &RunVerdict, detail: Detail) -> Vec<Section> {
+    let mut all = vec![
+        validity::section(verdict, detail),
+        correctness::section(verdict, detail),
+    ];
+    all.extend(comparison::section(verdict, detail));
+    all.push(latency::section(verdict, detail));
     all.push(engine::steps(verdict));
     all.push(engine::buckets(verdict));
     all.extend(engine::cache(verdict));
-    all.push(requests(verdict));
-    all.push(about(verdict));
+    // When all is well, the first condition of validity has said how requests ended.
+    let all_ok = |arm: &ArmSummary| arm.all.counts.ok == arm.all.counts.offered;
+    if detail == Detail::Full || !verdict.performance.arms.iter().all(all_ok) {
+        all.push(requests(verdict, detail));
+    }
+    all.push(about(verdict, detail));
     all
 }
 
@@ -77,47 +95,27 @@ pub(crate) fn shown_arms(verdict: &RunVerdict) -> Vec<&ArmSummary> {
     }
 }
 
-fn validity(verdict: &RunVerdict) -> Section {
-    let mut section = Section::new("validity", "Was the run valid?");
-    let broken = verdict.validity.reasons.len();
-    section.text.push(if verdict.validity.valid {
-        "Yes: no condition is broken.".to_owned()
-    } else {
-        format!(
-            "No: {broken} condition{} broken. The numbers below are shown for diagnosis and \
-             support no claim.",
-            if broken == 1 { " is" } else { "s are" }
-        )
-    });
-    let headers = ["condition", "state", "found", "required"];
-    let mut table = Table::new("Conditions of a valid run", 4, &headers);
-    for check in &verdict.validity.checks {
-        table.push(vec![
-            check.name.clone(),
-            check.state.word().to_owned(),
-            check.measured.clone(),
-            check.limit.clone(),
-        ]);
-    }
-    section.tables.push(table);
-    section
-}
-
-fn requests(verdict: &RunVerdict) -> Section {
+fn requests(verdict: &RunVerdict, detail: Detail) -> Section {
     let mut section = Section::new("requests", "Requests and tokens");
     let headers = [
         "arm", "class", "offered", "ok", "failed", "broken", "cut", "unsent", "prompt", "cached",
         "output",
     ];
-    let caption = "How requests ended, and their tokens. Broken: the stream broke off; cut: still \
-                   running at the end; unsent: due but never sent. The five kinds sum to offered";
+    let caption = match detail {
+        Detail::Full => {
+            "How requests ended, and their tokens. Broken: the stream broke off; cut: still \
+             running at the end; unsent: due but never sent. The five kinds sum to offered"
+        }
+        Detail::Brief => "How requests ended, and their tokens",
+    };
     let mut table = Table::new(caption, 2, &headers);
     for arm in &verdict.performance.arms {
         let all = std::iter::once(("all", &arm.all));
         let classes = arm
             .classes
             .iter()
-            .map(|(name, summary)| (name.as_str(), summary));
+            .map(|(name, summary)| (name.as_str(), summary))
+            .filter(|_| detail == Detail::Full);
         for (class, summary) in all.chain(classes) {
             let counts = &summary.counts;
             let mut row = vec![arm.name.clone(), class.to_owned()];
@@ -147,9 +145,11 @@ fn requests(verdict: &RunVerdict) -> Section {
     section
 }
 
-fn about(verdict: &RunVerdict) -> Section {
+fn about(verdict: &RunVerdict, detail: Detail) -> Section {
     let mut section = Section::new("about", "About this run");
-    section.text.push(receipt(verdict));
+    if detail == Detail::Full {
+        section.text.push(receipt(verdict));
+    }
     if let Some(reason) = &verdict.substitute_reason {
         section
             .text
@@ -168,5 +168,9 @@ fn about(verdict: &RunVerdict) -> Section {
          is no value.",
         performance.quantile_rule, performance.bundle_rule
     ));
+    if detail == Detail::Brief {
+        let more = "More rows, statistics and pictures are in report.md and report.html.";
+        section.text.push(more.to_owned());
+    }
     section
 }

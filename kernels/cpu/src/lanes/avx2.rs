@@ -94,6 +94,5 @@ impl Lanes for V256 {
             let upper = _mm256_cmp_ps::<_CMP_NLT_UQ>(x.1, limit);
             V256(_mm256_and_ps(lower, a.0), _mm256_and_ps(upper, a.1))
         };
-        fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
 }

@@ -47,7 +47,6 @@ impl Lanes for V512 {
             let keep = _mm512_cmp_ps_mask::<_CMP_NLT_UQ>(x.0, _mm512_set1_ps(limit));
             V512(_mm512_maskz_mov_ps(keep, a.0))
         };
-        fn prefetch(p: *const u8) = _mm_prefetch::<_MM_HINT_T0>(p.cast());
     }
 }
 

@@ -64,8 +64,6 @@ pub(crate) trait Lanes: Copy {
     unsafe fn pow2(n: Self) -> Self;
     /// `x < limit ? 0 : a` per lane (NaN in `x` keeps `a`).
     unsafe fn zero_where_below(a: Self, x: Self, limit: f32) -> Self;
-    /// Hints that the cache line at `p` is read soon. Never faults.
-    unsafe fn prefetch(p: *const u8);
 }
 
 /// Lanes whose CPU multiplies pairs of bf16 in one instruction.

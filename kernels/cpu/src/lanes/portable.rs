@@ -122,7 +122,4 @@ impl Lanes for VArray {
     unsafe fn zero_where_below(a: Self, x: Self, limit: f32) -> Self {
         each!(|v, t| if t < limit { 0.0 } else { v }, a, x)
     }
-
-    #[inline(always)]
-    unsafe fn prefetch(_: *const u8) {}
 }

@@ -57,8 +57,8 @@ fn check_numerics(
     progress: &Progress,
 ) -> Result<()> {
     let settings = ValidateSettings {
-        prompts: if args.smoke { 2 } else { 8 },
-        prompt_len: if args.smoke { 35 } else { 83 },
+        prompts: if args.smoke { 2 } else { 12 },
+        prompt_len: if args.smoke { 41 } else { 53 },
         threads: crate::machine::cores(),
         seed: args.seed,
     };
@@ -72,7 +72,7 @@ fn check_numerics(
         });
     }
     for check in outcome.tolerance {
-        let label = format!("fast: {}", check.config);
+        let label = check.config.clone();
         run.notes.numerics.push(NumericsNote {
             label,
             bits: None,
