@@ -68,6 +68,10 @@ impl Tokenizer {
     /// `add_special` adds what the model wants around a document, such as a begin token. Text
     /// from a chat template already has it: encode that with `add_special = false`.
     ///
+    /// Bytes of the text that the vocabulary has no token for, alone or merged, are left out
+    /// without an error, as the reference programs leave them out: SmolLM2's vocabulary lacks 21
+    /// of the 256 bytes, most of them control characters. Decoding then gives a shorter text.
+    ///
     /// # Errors
     /// [`ModelError::Tokenizer`] when the tokenizer's own configuration refuses the text.
     pub fn encode(&self, text: &str, add_special: bool) -> Result<Vec<u32>> {
@@ -108,6 +112,12 @@ impl Tokenizer {
     /// The id of a token given by its literal text in the vocabulary, such as `<|im_end|>`.
     pub fn token_id(&self, token: &str) -> Option<u32> {
         self.inner.token_to_id(token)
+    }
+
+    /// Length in bytes of the longest token. A text of more than `n` times this many bytes has
+    /// more than `n` tokens, unless normalizing it or dropping its bytes makes it shorter.
+    pub fn longest_token_bytes(&self) -> usize {
+        self.pieces.longest_bytes()
     }
 
     /// Whether `id` is a control token.

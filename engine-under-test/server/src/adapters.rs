@@ -127,6 +127,10 @@ impl TextModel for TokenizerText {
     fn vocab_size(&self) -> usize {
         self.vocab_size
     }
+
+    fn longest_token_bytes(&self) -> usize {
+        self.tokenizer.longest_token_bytes()
+    }
 }
 
 struct Incremental {

@@ -6,10 +6,13 @@ use pb_contract::wire::Prompt;
 use pb_contract::{Clock, EngineConfig, Nanos, Stream, TokenId};
 use tokio::sync::watch;
 
+use crate::budget::BodyBudget;
 use crate::engine::EngineHandle;
 use crate::error::ApiError;
 use crate::options::ServerOptions;
+use crate::phase::Phase;
 use crate::text::{ModelAssets, TextModel};
+use crate::text_work::TextWork;
 
 /// Name and version of this server, as responses carry it.
 pub(crate) const FINGERPRINT: &str = concat!("prefillbench-", env!("CARGO_PKG_VERSION"));
@@ -23,8 +26,17 @@ pub(crate) struct App {
     pub(crate) clock: Arc<dyn Clock>,
     /// The instant at which `options.unix_at_start_s` was read.
     pub(crate) started: Nanos,
-    /// True once the server is shutting down.
-    pub(crate) draining: watch::Receiver<bool>,
+    /// How far the server is on its way to the end.
+    pub(crate) phase: watch::Receiver<Phase>,
+    /// Memory for request bodies.
+    pub(crate) bodies: Arc<BodyBudget>,
+    /// Work on the text of requests that go to the engine.
+    pub(crate) texts: TextWork,
+    /// Work on the text of `/tokenize` and `/detokenize`, apart so that it never makes a request
+    /// for the engine wait.
+    pub(crate) side_texts: TextWork,
+    /// Length in bytes of the longest token.
+    pub(crate) longest_token_bytes: usize,
     /// Source of response ids.
     pub(crate) ids: Mutex<Stream>,
 }
@@ -56,8 +68,8 @@ impl App {
 
     /// Refuses new work while shutting down.
     pub(crate) fn check_accepting(&self) -> Result<(), ApiError> {
-        if *self.draining.borrow() {
-            return Err(ApiError::unavailable("The server is shutting down."));
+        if *self.phase.borrow() >= Phase::Draining {
+            return Err(ApiError::shutting_down());
         }
         Ok(())
     }
@@ -72,59 +84,71 @@ impl App {
         }
     }
 
-    /// Turns prompts into tokens, off the threads that serve connections: a long text takes a
-    /// while and other streams must not wait for it.
+    /// Turns prompts into tokens. Prompts that cannot fit are refused before any work is done.
     pub(crate) async fn prepare(
         self: &Arc<Self>,
         prompt: Prompt,
         add_special: bool,
         want_text: bool,
     ) -> Result<Vec<PromptInput>, ApiError> {
+        self.check_lengths(&prompt)?;
+        let mut inputs = Vec::new();
+        match prompt {
+            Prompt::Text(text) => inputs.push(self.tokens_of_text(text, add_special).await?),
+            Prompt::Ids(ids) => inputs.push(self.checked_tokens(ids, want_text).await?),
+            // One after the other: a client that leaves is noticed in between.
+            Prompt::Texts(texts) => {
+                for text in texts {
+                    inputs.push(self.tokens_of_text(text, add_special).await?);
+                }
+            }
+            Prompt::IdLists(lists) => {
+                for ids in lists {
+                    inputs.push(self.checked_tokens(ids, want_text).await?);
+                }
+            }
+        }
+        Ok(inputs)
+    }
+
+    async fn tokens_of_text(
+        self: &Arc<Self>,
+        text: String,
+        add_special: bool,
+    ) -> Result<PromptInput, ApiError> {
         let app = Arc::clone(self);
-        self.blocking(move || match prompt {
-            Prompt::Text(text) => Ok(vec![app.tokens_of_text(text, add_special)?]),
-            Prompt::Ids(ids) => Ok(vec![app.checked_tokens(ids, want_text)?]),
-            Prompt::Texts(texts) => texts
-                .into_iter()
-                .map(|text| app.tokens_of_text(text, add_special))
-                .collect(),
-            Prompt::IdLists(lists) => lists
-                .into_iter()
-                .map(|ids| app.checked_tokens(ids, want_text))
-                .collect(),
-        })
-        .await
+        self.texts
+            .run(text.len(), move || {
+                let ids = app.text().encode(&text, add_special);
+                let ids = ids.map_err(|error| ApiError::field("prompt", error.to_string()))?;
+                Ok(PromptInput {
+                    ids,
+                    text: Some(text),
+                })
+            })
+            .await
     }
 
-    /// Runs a computation off the threads that serve connections.
-    pub(crate) async fn blocking<T: Send + 'static>(
-        &self,
-        work: impl FnOnce() -> Result<T, ApiError> + Send + 'static,
-    ) -> Result<T, ApiError> {
-        let done = tokio::task::spawn_blocking(work).await;
-        done.unwrap_or_else(|error| Err(ApiError::internal(format!("tokenizing failed: {error}"))))
-    }
-
-    fn tokens_of_text(&self, text: String, add_special: bool) -> Result<PromptInput, ApiError> {
-        let ids = self.text().encode(&text, add_special);
-        let ids = ids.map_err(|error| ApiError::field("prompt", error.to_string()))?;
-        Ok(PromptInput {
-            ids,
-            text: Some(text),
-        })
-    }
-
-    fn checked_tokens(&self, ids: Vec<TokenId>, want_text: bool) -> Result<PromptInput, ApiError> {
+    async fn checked_tokens(
+        self: &Arc<Self>,
+        ids: Vec<TokenId>,
+        want_text: bool,
+    ) -> Result<PromptInput, ApiError> {
         self.check_vocabulary("prompt", &ids)?;
         if !want_text {
             return Ok(PromptInput { ids, text: None });
         }
-        let text = self.text().decode(&ids);
-        let text = text.map_err(|error| ApiError::field("prompt", error.to_string()))?;
-        Ok(PromptInput {
-            ids,
-            text: Some(text),
-        })
+        let app = Arc::clone(self);
+        self.texts
+            .run(ids.len(), move || {
+                let text = app.text().decode(&ids);
+                let text = text.map_err(|error| ApiError::field("prompt", error.to_string()))?;
+                Ok(PromptInput {
+                    ids,
+                    text: Some(text),
+                })
+            })
+            .await
     }
 
     /// Refuses ids that are not tokens of the model.
@@ -137,56 +161,5 @@ impl App {
             )),
             None => Ok(()),
         }
-    }
-
-    /// How many tokens a request may generate: what it asks for, else `default`, else all that
-    /// the context has room for.
-    pub(crate) fn output_room(
-        &self,
-        prompt: usize,
-        asked: Option<u32>,
-        default: Option<u32>,
-    ) -> Result<u32, ApiError> {
-        let refuse = |message: String| {
-            Err(ApiError::field(
-                "input_tokens",
-                format!("{message} (parameter=input_tokens, value={prompt})"),
-            ))
-        };
-        if prompt == 0 {
-            return Err(ApiError::field(
-                "prompt",
-                "The decoder prompt cannot be empty",
-            ));
-        }
-        let context = self.config.max_model_len;
-        if prompt > context {
-            return refuse(format!(
-                "This model's maximum context length is {context} tokens. However, your prompt \
-                 contains {prompt} input tokens, which exceeds this limit even without any output \
-                 tokens. Please reduce the length of the input prompt."
-            ));
-        }
-        let pool = self
-            .config
-            .num_blocks
-            .saturating_mul(self.config.block_size);
-        if prompt > pool {
-            return refuse(format!(
-                "The KV cache holds {pool} tokens and your prompt contains {prompt} input tokens."
-            ));
-        }
-        let room = u32::try_from(context - prompt).unwrap_or(u32::MAX);
-        let wanted = asked.unwrap_or(default.unwrap_or(room).min(room).max(1));
-        if wanted > room {
-            let total = prompt as u64 + u64::from(wanted);
-            return refuse(format!(
-                "This model's maximum context length is {context} tokens. However, you requested \
-                 {wanted} output tokens and your prompt contains {prompt} input tokens, for a \
-                 total of {total} tokens. Please reduce the length of the input prompt or the \
-                 number of requested output tokens."
-            ));
-        }
-        Ok(wanted)
     }
 }

@@ -4,43 +4,110 @@
 //! behind `flatten` and `untagged`), and a prompt of token ids that never exists as a tree of
 //! JSON values, which would take many times the memory of the body.
 
+use std::cell::Cell;
 use std::fmt;
 
 use axum::body::Body;
 use axum::http::header;
 use bytes::Bytes;
-use http_body_util::LengthLimitError;
+use http_body_util::BodyExt;
 use pb_contract::TokenId;
 use pb_contract::wire::Prompt;
 use serde::Deserialize;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess};
 use serde::de::{Unexpected, Visitor};
 use serde_json::{Map, Value};
+use tokio::time::timeout;
 
+use crate::app::App;
+use crate::budget::Share;
 use crate::error::ApiError;
+use crate::phase::{Phase, reached};
+use crate::value::{VALUES_MAX, ValueSeed};
+
+/// Most texts or lists of ids in one prompt; an empty one takes many times its two bytes.
+const PROMPTS_MAX: usize = 1 << 16;
+
+/// A whole body and its share of the memory for bodies.
+#[derive(Debug)]
+pub(crate) struct Whole {
+    pub(crate) bytes: Vec<u8>,
+    /// To be kept as long as there is anything as large as the body.
+    pub(crate) share: Share,
+}
 
 /// Reads a whole body.
+///
+/// Fails when it is larger than `limit_bytes`, when all bodies together take too much, when it
+/// takes too long, and when the server ends meanwhile.
 pub(crate) async fn read(
+    app: &App,
     request: axum::extract::Request,
     limit_bytes: usize,
-) -> Result<Bytes, ApiError> {
+) -> Result<Whole, ApiError> {
     let length = request.headers().get(header::CONTENT_LENGTH);
     let length = length
         .and_then(|v| v.to_str().ok())
         .and_then(|v| v.parse::<u64>().ok());
-    if length.is_some_and(|length| length > limit_bytes as u64) {
+    let too_long = length.is_some_and(|length| length > limit_bytes as u64);
+    if too_long && request.headers().contains_key(header::EXPECT) {
+        // This client waits to be told before it sends the body.
         return Err(ApiError::too_large(limit_bytes));
     }
-    let body: Body = request.into_body();
-    axum::body::to_bytes(body, limit_bytes)
-        .await
-        .map_err(|error| {
-            let source = std::error::Error::source(&error);
-            if source.is_some_and(|source| source.is::<LengthLimitError>()) {
-                return ApiError::too_large(limit_bytes);
-            }
+    let mut body = request.into_body();
+    let reading = async {
+        let read = match app.check_accepting() {
+            Ok(()) if too_long => Err(ApiError::too_large(limit_bytes)),
+            Ok(()) => collect(app.bodies.share(), &mut body, limit_bytes).await,
+            Err(error) => Err(error),
+        };
+        if read.is_err() {
+            discard(&mut body, app.options.body_limit_bytes).await;
+        }
+        read
+    };
+    let mut phase = app.phase.clone();
+    tokio::select! {
+        read = timeout(app.options.body_timeout.to_duration(), reading) => {
+            read.unwrap_or_else(|_| Err(ApiError::body_timeout()))
+        }
+        () = reached(&mut phase, Phase::Ending) => Err(ApiError::shutting_down()),
+    }
+}
+
+/// Reads what is left of a refused body, up to a limit, and keeps none of it: a connection that
+/// is closed with unread bytes may lose the answer.
+async fn discard(body: &mut Body, limit_bytes: usize) {
+    let mut left = limit_bytes;
+    while let Some(Ok(frame)) = body.frame().await {
+        let bytes = frame.data_ref().map_or(0, Bytes::len);
+        let Some(rest) = left.checked_sub(bytes) else {
+            return;
+        };
+        left = rest;
+    }
+}
+
+async fn collect(mut share: Share, body: &mut Body, limit_bytes: usize) -> Result<Whole, ApiError> {
+    let mut bytes = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| {
             ApiError::bad_request(format!("The request body could not be read: {error}"))
-        })
+        })?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        if data.len() > limit_bytes - bytes.len() {
+            return Err(ApiError::too_large(limit_bytes));
+        }
+        if !share.grow(data.len()) {
+            return Err(ApiError::unavailable(
+                "The request bodies in flight take too much memory; try again later.",
+            ));
+        }
+        bytes.extend_from_slice(&data);
+    }
+    Ok(Whole { bytes, share })
 }
 
 /// A body taken apart: the prompt, and the other known fields as JSON.
@@ -51,24 +118,30 @@ pub(crate) struct RawBody {
 }
 
 /// Takes a JSON object apart. Fields for which `known` is false are ignored, as vLLM ignores
-/// them; a repeated field counts as its last occurrence.
-pub(crate) fn parse(bytes: &[u8], known: &dyn Fn(&str) -> bool) -> Result<RawBody, ApiError> {
+/// them; a repeated field counts as its last occurrence. The field named by
+/// `prompt`, if any, is read as a prompt.
+pub(crate) fn parse(
+    bytes: &[u8],
+    prompt: Option<&str>,
+    known: &dyn Fn(&str) -> bool,
+) -> Result<RawBody, ApiError> {
     let mut json = serde_json::Deserializer::from_slice(bytes);
-    let parsed = BodySeed { known }.deserialize(&mut json).and_then(|body| {
+    let seed = BodySeed { prompt, known };
+    let parsed = seed.deserialize(&mut json).and_then(|body| {
         json.end()?;
         Ok(body)
     });
     parsed.map_err(|error| {
         let message = error.to_string();
-        if message.starts_with("prompt ") {
-            ApiError::field("prompt", message)
-        } else {
-            ApiError::bad_request(format!("The request body is not valid: {message}"))
+        match prompt.zip(message.strip_prefix("prompt ")) {
+            Some((prompt, rest)) => ApiError::field(prompt, format!("{prompt} {rest}")),
+            None => ApiError::bad_request(format!("The request body is not valid: {message}")),
         }
     })
 }
 
 struct BodySeed<'a> {
+    prompt: Option<&'a str>,
     known: &'a dyn Fn(&str) -> bool,
 }
 
@@ -92,14 +165,15 @@ impl<'de> Visitor<'de> for BodySeed<'_> {
             prompt: None,
             fields: Map::new(),
         };
+        let left = Cell::new(VALUES_MAX);
         while let Some(key) = map.next_key::<String>()? {
-            if !(self.known)(&key) {
-                map.next_value::<IgnoredAny>()?;
-            } else if key == "prompt" {
+            if self.prompt == Some(&key) {
                 body.prompt = map.next_value::<PromptField>()?.0;
-            } else {
-                let value = map.next_value()?;
+            } else if (self.known)(&key) {
+                let value = map.next_value_seed(ValueSeed { left: &left })?;
                 body.fields.insert(key, value);
+            } else {
+                map.next_value::<IgnoredAny>()?;
             }
         }
         Ok(body)
@@ -171,6 +245,16 @@ impl<'de> Visitor<'de> for PromptVisitor {
                 (Prompt::IdLists(lists), Item::Ids(ids)) => lists.push(ids),
                 _ => return Err(A::Error::custom(PROMPT_KINDS)),
             }
+            let many = match &prompt {
+                Prompt::Texts(texts) => texts.len(),
+                Prompt::IdLists(lists) => lists.len(),
+                Prompt::Text(_) | Prompt::Ids(_) => 1,
+            };
+            if many > PROMPTS_MAX {
+                return Err(A::Error::custom(format!(
+                    "prompt may hold at most {PROMPTS_MAX} prompts"
+                )));
+            }
         }
         Ok(PromptField(Some(prompt)))
     }
@@ -212,7 +296,11 @@ impl<'de> Visitor<'de> for ItemVisitor {
         )))
     }
 
-    fn visit_f64<E: serde::de::Error>(self, _: f64) -> Result<Item, E> {
+    /// Whole numbers written as `4.0` count as integers, as they do in vLLM.
+    fn visit_f64<E: serde::de::Error>(self, id: f64) -> Result<Item, E> {
+        if id.fract() == 0.0 && (0.0..=f64::from(u32::MAX)).contains(&id) {
+            return Ok(Item::Id(id as TokenId));
+        }
         Err(E::custom(PROMPT_KINDS))
     }
 
@@ -262,8 +350,7 @@ mod tests {
 
     fn prompt(json: &str) -> Result<Option<Prompt>, String> {
         let body = format!("{{\"prompt\": {json}, \"other\": [1]}}");
-        let known = |name: &str| name == "prompt";
-        match parse(body.as_bytes(), &known) {
+        match parse(body.as_bytes(), Some("prompt"), &|_| false) {
             Ok(body) => {
                 assert!(body.fields.is_empty());
                 Ok(body.prompt)
@@ -282,8 +369,8 @@ mod tests {
         assert_eq!(prompt("\"a\""), Ok(Some(Prompt::Text("a".into()))));
         assert_eq!(prompt("[]"), Ok(Some(Prompt::Ids(vec![]))));
         assert_eq!(
-            prompt("[1, 4294967295]"),
-            Ok(Some(Prompt::Ids(vec![1, u32::MAX])))
+            prompt("[1, 4294967295, 2.0]"),
+            Ok(Some(Prompt::Ids(vec![1, u32::MAX, 2])))
         );
         assert_eq!(
             prompt("[\"a\", \"\"]"),
@@ -292,6 +379,32 @@ mod tests {
         assert_eq!(
             prompt("[[1], [2, 3]]"),
             Ok(Some(Prompt::IdLists(vec![vec![1], vec![2, 3]])))
+        );
+    }
+
+    #[test]
+    fn a_small_body_cannot_become_a_large_tree() {
+        let many = |element: &str| format!("[{element}{}]", format!(",{element}").repeat(70_000));
+        for element in ["[]", "\"\""] {
+            let message = prompt(&many(element)).unwrap_err();
+            assert!(
+                message.starts_with("prompt may hold at most 65536"),
+                "{message}"
+            );
+        }
+        assert_eq!(prompt(&many("7")), Ok(Some(Prompt::Ids(vec![7; 70_001]))));
+        let body = format!("{{\"tools\": [0{}]}}", ",0".repeat(VALUES_MAX));
+        let error = parse(body.as_bytes(), Some("prompt"), &|name| name == "tools").unwrap_err();
+        assert!(
+            error
+                .body()
+                .error
+                .message
+                .contains("more than 262144 values")
+        );
+        assert!(
+            parse(body.as_bytes(), Some("prompt"), &|_| false).is_ok(),
+            "it is skipped"
         );
     }
 

@@ -26,7 +26,8 @@ pub(crate) async fn handle(
     request: Request,
 ) -> Result<Response, ApiError> {
     let arrival = app.clock.now();
-    let bytes = body::read(request, app.options.body_limit_bytes).await?;
+    let body::Whole { bytes, share } =
+        body::read(&app, request, app.options.body_limit_bytes).await?;
     app.check_accepting()?;
     let job = ChatJob::parse(&bytes, app.options.max_logprobs)?;
     drop(bytes);
@@ -38,11 +39,12 @@ pub(crate) async fn handle(
     } = job;
     check_choices(&app, 1, common.n)?;
     let renderer = Arc::clone(&app);
+    let length = turns.iter().map(|turn| turn.content.len()).sum();
     let render = move || {
         let text = renderer.text().render_chat(&turns, add_generation_prompt);
         text.map_err(|error| ApiError::field("messages", error.to_string()))
     };
-    let text = app.blocking(render).await?;
+    let text = app.texts.run(length, render).await?;
     // The template writes the special tokens itself.
     let add_special = common.add_special_tokens.unwrap_or(false);
     let prompts = app.prepare(Prompt::Text(text), add_special, false).await?;
@@ -51,6 +53,8 @@ pub(crate) async fn handle(
         prompt_only: false,
     };
     let mut generation = Generation::start(&app, &prompts, &common, &length, arrival)?;
+    // What is left of the body now is bounded by the model's context.
+    drop(share);
     let answer = Answer {
         id: app.new_id("chatcmpl"),
         created: app.created(),

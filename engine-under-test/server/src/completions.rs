@@ -27,7 +27,8 @@ pub(crate) async fn handle(
     request: Request,
 ) -> Result<Response, ApiError> {
     let arrival = app.clock.now();
-    let bytes = body::read(request, app.options.body_limit_bytes).await?;
+    let body::Whole { bytes, share } =
+        body::read(&app, request, app.options.body_limit_bytes).await?;
     app.check_accepting()?;
     let job = CompletionJob::parse(&bytes, app.options.max_logprobs)?;
     drop(bytes);
@@ -46,6 +47,8 @@ pub(crate) async fn handle(
         prompt_only: echo_only,
     };
     let mut generation = Generation::start(&app, &prompts, &common, &length, arrival)?;
+    // What is left of the body now is bounded by the model's context.
+    drop(share);
     let choices = prompts.len() * common.n;
     let answer = Answer {
         id: app.new_id("cmpl"),

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 
 use crate::collector::{Collector, Failure, Reader};
 use crate::core_api::{Core, CoreCounters};
-use crate::live::LiveRequests;
+use crate::live::{LiveRequests, StepTimes};
 use crate::metrics::Metrics;
 use crate::output::OutputState;
 use crate::steps::StepRing;
@@ -267,8 +267,12 @@ impl EngineLoop {
                 self.shared.metrics().step();
                 // Who has read a token finds the state and the row of the step that made it.
                 self.shared.publish(&*self.core);
+                let times = StepTimes {
+                    start: step.row.start_ns,
+                    end: now,
+                };
                 self.shared.ring.push(step.row);
-                self.live.deliver(step.events, now, &mut *self.core);
+                self.live.deliver(step.events, times, &mut *self.core);
             }
             Err(failure) if failure.failed.is_empty() => {
                 self.die(format!("the engine failed: {failure}"));

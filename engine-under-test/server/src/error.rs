@@ -86,6 +86,12 @@ impl ApiError {
         )
     }
 
+    /// 408.
+    pub(crate) fn body_timeout() -> Self {
+        let message = "The request body took too long to arrive.";
+        ApiError::new(StatusCode::REQUEST_TIMEOUT, "RequestTimeoutError", message)
+    }
+
     /// 413.
     pub(crate) fn too_large(limit_bytes: usize) -> Self {
         let message = format!("The request body is larger than the limit of {limit_bytes} bytes.");
@@ -112,6 +118,11 @@ impl ApiError {
             "ServiceUnavailableError",
             message,
         )
+    }
+
+    /// 503 at the end.
+    pub(crate) fn shutting_down() -> Self {
+        ApiError::unavailable("The server is shutting down.")
     }
 
     /// The body, also used inside a stream whose status has already gone out.

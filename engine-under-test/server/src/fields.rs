@@ -19,11 +19,11 @@ pub(crate) enum Rule {
     NonNegative,
     /// A number above 0 and at most 1.
     Fraction,
-    /// A string that is not empty.
+    /// A string that is not empty and at most [`TEXT_BYTES_MAX`] long.
     Text,
-    /// A string or a list of strings, none of them empty.
+    /// Such a string or a list of at most [`TEXTS_MAX`] of them.
     Texts,
-    /// A list of token ids.
+    /// A list of at most [`IDS_MAX`] token ids.
     Ids,
     /// A list of objects.
     Objects,
@@ -49,12 +49,21 @@ pub(crate) enum Neutral {
 /// A field and its rule.
 pub(crate) type Field = (&'static str, Rule);
 
+/// Longest string. vLLM has no such limits; they bound what every choice of a request keeps, and
+/// what the engine thread does for each token.
+const TEXT_BYTES_MAX: usize = 4096;
+/// Most strings in a list.
+const TEXTS_MAX: usize = 128;
+/// Most token ids in a list.
+const IDS_MAX: usize = 4096;
+
 const U32: i64 = u32::MAX as i64;
 
 /// Fields of both request types.
 const COMMON: &[Field] = &[
     ("model", Rule::Text),
     ("n", Rule::Int(1, U32)),
+    ("best_of", Rule::Int(1, U32)),
     ("temperature", Rule::NonNegative),
     ("top_p", Rule::Fraction),
     ("top_k", Rule::Int(-1, U32)),
@@ -162,18 +171,16 @@ fn check_one(name: &str, rule: Rule, value: Value) -> Result<Value, ApiError> {
             return Err(refuse("must be in (0, 1]"));
         }
         Rule::Text if !filled(&value) => return Err(refuse("must be a non-empty string")),
+        Rule::Text => check_size(name, std::slice::from_ref(&value))?,
         Rule::Texts => {
-            let many = value.as_array().is_some_and(|list| list.iter().all(filled));
-            if !filled(&value) && !many {
+            let list = value.as_array();
+            let list = list.map_or(std::slice::from_ref(&value), Vec::as_slice);
+            if !list.iter().all(filled) {
                 return Err(refuse("must be a non-empty string or a list of them"));
             }
+            check_size(name, list)?;
         }
-        Rule::Ids => {
-            let id = |v: &Value| v.as_u64().is_some_and(|v| u32::try_from(v).is_ok());
-            if !value.as_array().is_some_and(|list| list.iter().all(id)) {
-                return Err(refuse("must be a list of token ids"));
-            }
-        }
+        Rule::Ids => return ids(name, &value),
         Rule::Objects
             if !value
                 .as_array()
@@ -196,6 +203,41 @@ fn check_one(name: &str, rule: Rule, value: Value) -> Result<Value, ApiError> {
         _ => {}
     }
     Ok(value)
+}
+
+/// Refuses too many strings and too long ones.
+fn check_size(name: &str, texts: &[Value]) -> Result<(), ApiError> {
+    if texts.len() > TEXTS_MAX {
+        let message = format!(
+            "{name} must hold at most {TEXTS_MAX} strings, got {}.",
+            texts.len()
+        );
+        return Err(ApiError::field(name, message));
+    }
+    let longest = texts.iter().filter_map(Value::as_str).map(str::len).max();
+    match longest {
+        Some(bytes) if bytes > TEXT_BYTES_MAX => {
+            let message = format!(
+                "{name} must be at most {TEXT_BYTES_MAX} bytes for each string, got {bytes}."
+            );
+            Err(ApiError::field(name, message))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn ids(name: &str, value: &Value) -> Result<Value, ApiError> {
+    let refuse = |sentence: String| ApiError::value(name, &format!("{name} {sentence}"), value);
+    let wrong = || refuse("must be a list of token ids".to_owned());
+    let list = value.as_array().ok_or_else(wrong)?;
+    if list.len() > IDS_MAX {
+        return Err(refuse(format!("must hold at most {IDS_MAX} token ids")));
+    }
+    let id = |v: &Value| integer(name, 0, U32, v).map_err(|_| wrong());
+    list.iter()
+        .map(id)
+        .collect::<Result<Vec<_>, _>>()
+        .map(Value::Array)
 }
 
 fn filled(value: &Value) -> bool {
@@ -265,7 +307,28 @@ mod tests {
             \"stream_options\": {\"include_usage\": null}, \"unknown\": 3}";
         let checked = check_completion(json).unwrap();
         assert_eq!(checked.get("n"), Some(&Value::from(2)));
+        let ids = check_completion("{\"stop_token_ids\": [1.0, 2]}").unwrap();
+        assert_eq!(ids["stop_token_ids"], serde_json::json!([1, 2]));
         assert!(!checked.contains_key("stream") && !checked.contains_key("unknown"));
+    }
+
+    #[test]
+    fn lists_and_strings_have_a_largest_size() {
+        let many = |element: &str, count: usize| format!("[{}]", vec![element; count].join(","));
+        let long = |bytes: usize| format!("\"{}\"", "s".repeat(bytes));
+        for (name, largest, too_large) in [
+            ("stop", many("\"s\"", 128), many("\"s\"", 129)),
+            ("stop", long(4096), long(4097)),
+            ("stop", many(&long(4096), 2), many(&long(4097), 2)),
+            ("cache_salt", long(4096), long(4097)),
+            ("stop_token_ids", many("1", 4096), many("1", 4097)),
+        ] {
+            let body = |value: &str| format!("{{\"{name}\": {value}}}");
+            assert!(check_completion(&body(&largest)).is_ok(), "{name}");
+            let message = check_completion(&body(&too_large)).unwrap_err();
+            assert!(message.starts_with(&format!("{name} must")), "{message}");
+            assert!(message.len() < 400, "{} bytes", message.len());
+        }
     }
 
     #[test]
@@ -288,6 +351,8 @@ mod tests {
             ("stop", "7"),
             ("stop_token_ids", "[-1]"),
             ("stop_token_ids", "7"),
+            ("stop_token_ids", "[1.5]"),
+            ("best_of", "0"),
             ("min_tokens", "-1"),
             ("ignore_eos", "1"),
             ("stream", "\"true\""),

@@ -1,5 +1,7 @@
 //! Running a request: choices in, pieces out, and the token counts that go with them.
 
+use std::sync::Arc;
+
 use pb_contract::wire::{PromptTokensDetails, Usage};
 use pb_contract::{EngineRequest, FinishReason, Nanos, RequestId, SamplingParams};
 
@@ -170,7 +172,11 @@ fn member(
         arrival,
     };
     let detokenizer = app.text().detokenizer();
-    let output = OutputState::new(detokenizer, common.stop.clone(), common.params.min_tokens);
+    let output = OutputState::new(
+        detokenizer,
+        Arc::clone(&common.stop),
+        common.params.min_tokens,
+    );
     Member { request, output }
 }
 

@@ -1,5 +1,7 @@
 //! A request after its fields are checked: what to generate and how to answer.
 
+use std::sync::Arc;
+
 use pb_contract::SamplingParams;
 use pb_contract::wire::{Prompt, SamplingFields};
 use serde_json::{Map, Value};
@@ -7,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::body;
 use crate::error::ApiError;
 use crate::fields;
+use crate::stop::StopSet;
 use crate::text::ChatTurn;
 
 /// What both request types have in common.
@@ -18,7 +21,8 @@ pub(crate) struct Common {
     /// Everything but `max_tokens`, `seed` of each choice and stop strings.
     pub(crate) params: SamplingParams,
     pub(crate) max_tokens: Option<u32>,
-    pub(crate) stop: Vec<String>,
+    /// Shared by the choices.
+    pub(crate) stop: Arc<StopSet>,
     pub(crate) stream: bool,
     pub(crate) include_usage: bool,
     pub(crate) continuous_usage: bool,
@@ -48,10 +52,10 @@ pub(crate) struct ChatJob {
 impl CompletionJob {
     /// Reads a body; `max_logprobs` bounds every kind of log-probabilities.
     pub(crate) fn parse(bytes: &[u8], max_logprobs: u32) -> Result<Self, ApiError> {
-        let known = |name: &str| name == "prompt" || fields::completion_rule(name).is_some();
-        let mut raw = body::parse(bytes, &known)?;
+        let known = |name: &str| fields::completion_rule(name).is_some();
+        let mut raw = body::parse(bytes, Some("prompt"), &known)?;
         let echo_only = raw.fields.get("echo") == Some(&Value::Bool(true))
-            && raw.fields.get("max_tokens").and_then(Value::as_u64) == Some(0);
+            && raw.fields.get("max_tokens").and_then(Value::as_f64) == Some(0.0);
         if echo_only {
             // One token is computed, as in vLLM, and then left out.
             raw.fields.insert("max_tokens".to_owned(), Value::from(1));
@@ -86,7 +90,7 @@ impl CompletionJob {
 impl ChatJob {
     /// Reads a body; `max_logprobs` bounds every kind of log-probabilities.
     pub(crate) fn parse(bytes: &[u8], max_logprobs: u32) -> Result<Self, ApiError> {
-        let raw = body::parse(bytes, &|name| fields::chat_rule(name).is_some())?;
+        let raw = body::parse(bytes, None, &|name| fields::chat_rule(name).is_some())?;
         let mut fields = fields::check(raw.fields, fields::chat_rule)?;
         let messages = fields.remove("messages");
         let turns = parse_turns(messages.as_ref().and_then(Value::as_array))?;
@@ -130,9 +134,13 @@ impl Common {
         };
         let (include_usage, continuous) =
             (option("include_usage"), option("continuous_usage_stats"));
+        let best_of = fields.remove("best_of");
         let wire: SamplingFields = serde_json::from_value(Value::Object(fields))
             .map_err(|error| ApiError::bad_request(error.to_string()))?;
         let stream = wire.stream.unwrap_or(false);
+        let stop = wire.stop.map(|stop| stop.into_vec()).unwrap_or_default();
+        let n = wire.n.unwrap_or(1);
+        check_best_of(best_of.as_ref(), n)?;
         if options.is_some() && !stream {
             let message = "Stream options can only be defined when `stream=True`.";
             return Err(ApiError::field("stream_options", message));
@@ -153,10 +161,10 @@ impl Common {
         };
         Ok(Common {
             model,
-            n: wire.n.unwrap_or(1) as usize,
+            n: n as usize,
             params,
             max_tokens: wire.max_tokens,
-            stop: wire.stop.map(|stop| stop.into_vec()).unwrap_or_default(),
+            stop: Arc::new(StopSet::new(stop)),
             stream,
             include_usage,
             // Without the usage event vLLM sends no usage at all.
@@ -182,6 +190,17 @@ impl Common {
             }
         }
         Ok(())
+    }
+}
+
+/// More candidates than answers would have to be ranked, which is not implemented.
+fn check_best_of(best_of: Option<&Value>, n: u32) -> Result<(), ApiError> {
+    match best_of {
+        Some(value) if value.as_u64() != Some(u64::from(n)) => {
+            let sentence = "best_of is not supported by this server unless it equals n";
+            Err(ApiError::value("best_of", sentence, value))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -265,6 +284,8 @@ mod tests {
         let body = b"{\"prompt\": [1], \"echo\": true, \"max_tokens\": 0}";
         let job = CompletionJob::parse(body, 20).unwrap();
         assert!(job.echo_only && job.common.max_tokens == Some(1));
+        let body = b"{\"prompt\": [1], \"echo\": true, \"max_tokens\": 0.0}";
+        assert!(CompletionJob::parse(body, 20).unwrap().echo_only);
         assert!(CompletionJob::parse(b"{\"prompt\": [1], \"max_tokens\": 0}", 20).is_err());
     }
 
@@ -279,6 +300,17 @@ mod tests {
         let error = CompletionJob::parse(b"{\"prompt\": \"x\", \"logprobs\": 21}", 20).unwrap_err();
         assert!(message(error).contains("logprobs of 21, which is greater than max allowed: 20"));
         assert!(CompletionJob::parse(b"{}", 20).is_err());
+        for (fields, fine) in [
+            ("\"best_of\": 1", true),
+            ("\"best_of\": 2.0, \"n\": 2", true),
+            ("\"best_of\": 2", false),
+            ("\"best_of\": 2, \"n\": 1", false),
+            ("\"best_of\": 1, \"n\": 2", false),
+        ] {
+            let body = format!("{{\"prompt\": \"x\", {fields}}}");
+            let parsed = CompletionJob::parse(body.as_bytes(), 20);
+            assert_eq!(parsed.is_ok(), fine, "{fields}");
+        }
     }
 
     #[test]

@@ -18,13 +18,16 @@
 //! let options = ServerOptions { model_name: "smollm2".to_owned(), ..ServerOptions::default() };
 //! let ready = |address| eprintln!("listening on http://{address}");
 //! let shutdown = async { drop(tokio::signal::ctrl_c().await) };
-//! serve(core, assets, Arc::new(WallClock), options, ready, shutdown).await
+//! let abort = std::future::pending();
+//! serve(core, assets, Arc::new(WallClock), options, ready, shutdown, abort).await
 //! # }
 //! ```
 
+mod accept;
 mod adapters;
 mod app;
 mod body;
+mod budget;
 mod chat;
 mod collector;
 mod completions;
@@ -39,6 +42,8 @@ mod logprobs;
 mod metrics;
 mod options;
 mod output;
+mod phase;
+mod room;
 mod routes;
 mod serve;
 mod shape;
@@ -46,6 +51,8 @@ mod sse;
 mod steps;
 mod stop;
 mod text;
+mod text_work;
+mod value;
 
 pub use adapters::TokenizerText;
 pub use core_api::{Core, CoreCounters, CoreFailure, CoreStep, Refusal};

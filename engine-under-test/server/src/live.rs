@@ -11,14 +11,21 @@ use pb_contract::{EngineEvent, EngineRequest, FinishReason, Nanos, RequestId, To
 use crate::collector::{Collector, Failure, Finish, Piece, StopCause};
 use crate::core_api::Core;
 use crate::engine::Shared;
+use crate::metrics::RequestTimes;
 use crate::output::OutputState;
 
 struct Live {
     collector: Arc<Collector>,
     choice: usize,
     output: OutputState,
-    arrival: Nanos,
-    last_token: Option<Nanos>,
+    times: RequestTimes,
+}
+
+/// When a step began, and when its tokens were there.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct StepTimes {
+    pub(crate) start: Nanos,
+    pub(crate) end: Nanos,
 }
 
 impl Live {
@@ -70,13 +77,11 @@ impl LiveRequests {
         output: OutputState,
         collector: Arc<Collector>,
     ) {
-        let arrival = request.arrival;
         let live = Live {
             collector,
             choice,
             output,
-            arrival,
-            last_token: None,
+            times: RequestTimes::new(request.arrival),
         };
         let before = self.requests.insert(request.id, live);
         assert!(
@@ -87,7 +92,12 @@ impl LiveRequests {
     }
 
     /// Hands a step's events on. What belongs to one request arrives in one piece.
-    pub(crate) fn deliver(&mut self, events: Vec<EngineEvent>, now: Nanos, core: &mut dyn Core) {
+    pub(crate) fn deliver(
+        &mut self,
+        events: Vec<EngineEvent>,
+        step: StepTimes,
+        core: &mut dyn Core,
+    ) {
         let last_words = LastWords::of(&events);
         let mut news: BTreeMap<RequestId, Piece> = BTreeMap::new();
         for (at, event) in events.into_iter().enumerate() {
@@ -102,6 +112,8 @@ impl LiveRequests {
             }
             match event {
                 EngineEvent::Admitted { cached_tokens, .. } => {
+                    // A request that was preempted is admitted again; it waited only once.
+                    live.times.admitted.get_or_insert(step.start);
                     piece.cached_tokens = Some(u32::try_from(cached_tokens).unwrap_or(u32::MAX));
                 }
                 EngineEvent::PromptLogprobs { entries, .. } => {
@@ -110,10 +122,7 @@ impl LiveRequests {
                 EngineEvent::Token {
                     token, logprobs, ..
                 } => {
-                    self.shared
-                        .metrics()
-                        .token(live.arrival, live.last_token, now);
-                    live.last_token = Some(now);
+                    self.shared.metrics().token(&mut live.times, step.end);
                     piece.logprobs.extend(logprobs);
                     if live.token(token, last_words.contains(id, at), piece) {
                         core.abort(id);
@@ -130,7 +139,7 @@ impl LiveRequests {
             }
         }
         for (id, piece) in news {
-            self.hand_over(id, piece, now);
+            self.hand_over(id, piece, step.end);
         }
     }
 
@@ -143,9 +152,7 @@ impl LiveRequests {
             return;
         };
         if let Some(live) = self.requests.remove(&id) {
-            self.shared
-                .metrics()
-                .finish(finish.reason, live.arrival, now);
+            self.shared.metrics().finish(finish.reason, live.times, now);
             self.shared.released(1);
             live.collector.add(live.choice, piece);
         }

@@ -22,6 +22,27 @@ const E2E_BOUNDS_S: &[f64] = &[
     480.0, 960.0, 1920.0, 7680.0,
 ];
 
+/// The moments of a request's life that the histograms need.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RequestTimes {
+    pub(crate) arrival: Nanos,
+    /// Start of the first step that worked on it.
+    pub(crate) admitted: Option<Nanos>,
+    first_token: Option<Nanos>,
+    last_token: Option<Nanos>,
+}
+
+impl RequestTimes {
+    pub(crate) fn new(arrival: Nanos) -> Self {
+        RequestTimes {
+            arrival,
+            admitted: None,
+            first_token: None,
+            last_token: None,
+        }
+    }
+}
+
 /// A histogram with fixed bounds.
 #[derive(Clone, Debug)]
 struct Histogram {
@@ -53,6 +74,12 @@ pub(crate) struct Metrics {
     time_to_first_token: Histogram,
     inter_token_latency: Histogram,
     e2e_request_latency: Histogram,
+    /// From the arrival to the first step.
+    queue_time: Histogram,
+    /// From the first step to the first token.
+    prefill_time: Histogram,
+    /// From the first token to the last.
+    decode_time: Histogram,
     /// Stop, length, abort, error.
     finished: [u64; 4],
     steps: u64,
@@ -64,6 +91,9 @@ impl Metrics {
             time_to_first_token: Histogram::new(TTFT_BOUNDS_S),
             inter_token_latency: Histogram::new(ITL_BOUNDS_S),
             e2e_request_latency: Histogram::new(E2E_BOUNDS_S),
+            queue_time: Histogram::new(E2E_BOUNDS_S),
+            prefill_time: Histogram::new(E2E_BOUNDS_S),
+            decode_time: Histogram::new(E2E_BOUNDS_S),
             finished: [0; 4],
             steps: 0,
         }
@@ -74,18 +104,20 @@ impl Metrics {
         self.steps += 1;
     }
 
-    /// Counts a token at `now` whose predecessor came at `last`, or that is the first.
-    pub(crate) fn token(&mut self, arrival: Nanos, last: Option<Nanos>, now: Nanos) {
-        match last {
+    /// Counts a request's next token, which came at `now`.
+    pub(crate) fn token(&mut self, times: &mut RequestTimes, now: Nanos) {
+        match times.last_token {
             None => self
                 .time_to_first_token
-                .observe(now.saturating_sub(arrival)),
+                .observe(now.saturating_sub(times.arrival)),
             Some(last) => self.inter_token_latency.observe(now.saturating_sub(last)),
         }
+        times.first_token.get_or_insert(now);
+        times.last_token = Some(now);
     }
 
     /// Counts a request that ended.
-    pub(crate) fn finish(&mut self, reason: FinishReason, arrival: Nanos, now: Nanos) {
+    pub(crate) fn finish(&mut self, reason: FinishReason, times: RequestTimes, now: Nanos) {
         let slot = match reason {
             FinishReason::Stop => 0,
             FinishReason::Length => 1,
@@ -93,9 +125,18 @@ impl Metrics {
         };
         self.finished[slot] += 1;
         // As in vLLM, an aborted request has no latency.
-        if reason != FinishReason::Abort {
-            self.e2e_request_latency
-                .observe(now.saturating_sub(arrival));
+        if reason == FinishReason::Abort {
+            return;
+        }
+        self.e2e_request_latency
+            .observe(now.saturating_sub(times.arrival));
+        if let (Some(admitted), Some(first), Some(last)) =
+            (times.admitted, times.first_token, times.last_token)
+        {
+            self.queue_time
+                .observe(admitted.saturating_sub(times.arrival));
+            self.prefill_time.observe(first.saturating_sub(admitted));
+            self.decode_time.observe(last.saturating_sub(first));
         }
     }
 
@@ -144,24 +185,48 @@ impl Exposition<'_> {
         }
         page.finished(&self.metrics.finished);
         page.blocks(b);
-        let m = self.metrics;
-        page.histogram(
-            "time_to_first_token_seconds",
-            "Time to first token.",
-            &m.time_to_first_token,
-        );
-        page.histogram(
-            "inter_token_latency_seconds",
-            "Time between tokens.",
-            &m.inter_token_latency,
-        );
-        page.histogram(
-            "e2e_request_latency_seconds",
-            "Time of a request.",
-            &m.e2e_request_latency,
-        );
+        for (name, help, histogram) in self.histograms() {
+            page.histogram(name, help, histogram);
+        }
         page.cache_config(self.config);
         page.out
+    }
+
+    /// Name, help and contents of every histogram.
+    fn histograms(&self) -> [(&'static str, &'static str, &Histogram); 6] {
+        let m = self.metrics;
+        [
+            (
+                "time_to_first_token_seconds",
+                "Time to first token.",
+                &m.time_to_first_token,
+            ),
+            (
+                "inter_token_latency_seconds",
+                "Time between tokens.",
+                &m.inter_token_latency,
+            ),
+            (
+                "e2e_request_latency_seconds",
+                "Time of a request.",
+                &m.e2e_request_latency,
+            ),
+            (
+                "request_queue_time_seconds",
+                "Time from the arrival of a request to its first step.",
+                &m.queue_time,
+            ),
+            (
+                "request_prefill_time_seconds",
+                "Time from the first step of a request to its first token.",
+                &m.prefill_time,
+            ),
+            (
+                "request_decode_time_seconds",
+                "Time from the first token of a request to its last.",
+                &m.decode_time,
+            ),
+        ]
     }
 
     /// Name, help and value of every plain counter.
@@ -329,16 +394,29 @@ mod tests {
     #[test]
     fn first_tokens_and_gaps_go_to_their_own_histograms() {
         let mut metrics = Metrics::new();
-        metrics.token(Nanos::from_millis(10), None, Nanos::from_millis(110));
-        metrics.token(
-            Nanos::from_millis(10),
-            Some(Nanos::from_millis(110)),
-            Nanos::from_millis(130),
-        );
-        metrics.finish(FinishReason::Abort, Nanos::ZERO, Nanos::from_secs(1));
+        let mut times = RequestTimes::new(Nanos::from_millis(10));
+        metrics.token(&mut times, Nanos::from_millis(110));
+        metrics.token(&mut times, Nanos::from_millis(130));
+        metrics.finish(FinishReason::Abort, times, Nanos::from_secs(1));
         assert_eq!(metrics.time_to_first_token.sum, Nanos::from_millis(100));
         assert_eq!(metrics.inter_token_latency.sum, Nanos::from_millis(20));
         assert_eq!(metrics.e2e_request_latency.sum, Nanos::ZERO);
         assert_eq!(metrics.finished, [0, 0, 1, 0]);
+        assert_eq!(metrics.queue_time.sum, Nanos::ZERO);
+    }
+
+    #[test]
+    fn a_request_waits_then_prefills_then_decodes() {
+        let mut metrics = Metrics::new();
+        let mut times = RequestTimes::new(Nanos::from_millis(10));
+        times.admitted = Some(Nanos::from_millis(15));
+        for ms in [45, 60, 145] {
+            metrics.token(&mut times, Nanos::from_millis(ms));
+        }
+        metrics.finish(FinishReason::Stop, times, Nanos::from_millis(150));
+        assert_eq!(metrics.queue_time.sum, Nanos::from_millis(5));
+        assert_eq!(metrics.prefill_time.sum, Nanos::from_millis(30));
+        assert_eq!(metrics.decode_time.sum, Nanos::from_millis(100));
+        assert_eq!(metrics.e2e_request_latency.sum, Nanos::from_millis(140));
     }
 }

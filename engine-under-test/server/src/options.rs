@@ -18,6 +18,18 @@ pub struct ServerOptions {
     pub api_key: Option<String>,
     /// Largest request body.
     pub body_limit_bytes: usize,
+    /// Largest request body of `/tokenize` and `/detokenize`, whose work no context length bounds.
+    pub text_limit_bytes: usize,
+    /// Bytes of request bodies held at one time, beyond which requests are turned away with 503;
+    /// at least one body of the largest size always fits.
+    pub held_bodies_bytes: usize,
+    /// How long a request body may take to arrive.
+    pub body_timeout: Nanos,
+    /// How long the head of a request may take to arrive. On a kept connection the time runs from
+    /// the end of the answer before, so this is also how long a connection may be idle.
+    pub head_timeout: Nanos,
+    /// Most open connections; further ones wait to be accepted.
+    pub max_connections: usize,
     /// Most candidates that `logprobs` and its kin may ask for.
     pub max_logprobs: u32,
     /// Most choices of one request (prompts times `n`).
@@ -43,6 +55,11 @@ impl Default for ServerOptions {
             model_name: "model".to_owned(),
             api_key: None,
             body_limit_bytes: 32 << 20,
+            text_limit_bytes: 2 << 20,
+            held_bodies_bytes: 128 << 20,
+            body_timeout: Nanos::from_secs(30),
+            head_timeout: Nanos::from_secs(30),
+            max_connections: 4096,
             max_logprobs: 20,
             max_choices: 256,
             max_live_choices: 4096,
@@ -63,6 +80,11 @@ impl fmt::Debug for ServerOptions {
             .field("model_name", &self.model_name)
             .field("api_key_set", &self.api_key.is_some())
             .field("body_limit_bytes", &self.body_limit_bytes)
+            .field("text_limit_bytes", &self.text_limit_bytes)
+            .field("held_bodies_bytes", &self.held_bodies_bytes)
+            .field("body_timeout", &self.body_timeout)
+            .field("head_timeout", &self.head_timeout)
+            .field("max_connections", &self.max_connections)
             .field("max_logprobs", &self.max_logprobs)
             .field("max_choices", &self.max_choices)
             .field("max_live_choices", &self.max_live_choices)

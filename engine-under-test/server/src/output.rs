@@ -2,11 +2,14 @@
 //!
 //! This runs on the engine thread, right after the step that made the token, so that a stop
 //! string ends its request before another token is computed and the count of output tokens does
-//! not depend on how fast the client reads.
+//! not depend on how fast the client reads. The work for a byte of text is a few operations for each
+//! stop string, whatever their lengths.
+
+use std::sync::Arc;
 
 use pb_contract::TokenId;
 
-use crate::stop::{Released, StopMatcher};
+use crate::stop::{Released, StopMatcher, StopSet};
 use crate::text::Detokenizer;
 
 /// The text side of one choice.
@@ -20,7 +23,7 @@ pub(crate) struct OutputState {
 impl OutputState {
     pub(crate) fn new(
         detokenizer: Box<dyn Detokenizer>,
-        stops: Vec<String>,
+        stops: Arc<StopSet>,
         min_tokens: u32,
     ) -> Self {
         let stops = StopMatcher::new(stops);
@@ -42,7 +45,7 @@ impl OutputState {
         let piece = self.detokenizer.push(token);
         let may_stop = self.output_tokens > self.min_tokens;
         let Released { text, stop } = self.stops.push(&piece, may_stop);
-        (text, stop.map(|number| self.stops.stops()[number].clone()))
+        (text, stop.map(|number| self.stops.stop(number).to_owned()))
     }
 
     /// The text still held back, when generation ends without a stop string. Bytes of an

@@ -13,13 +13,26 @@ use axum::{Json, Router};
 use bytes::Bytes;
 use futures_util::stream;
 use pb_contract::TokenId;
-use pb_contract::wire::DetokenizeResponse;
+use pb_contract::wire::{DetokenizeResponse, Prompt};
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use crate::app::App;
+use crate::body::RawBody;
+use crate::budget::Share;
 use crate::error::ApiError;
 use crate::metrics::Exposition;
+use crate::phase::Phase;
 use crate::{body, chat, completions, job};
+
+/// Fields of `/tokenize` and `/detokenize` beside the text or the tokens.
+const SMALL_FIELDS: [&str; 5] = [
+    "model",
+    "messages",
+    "add_special_tokens",
+    "add_generation_prompt",
+    "return_token_strs",
+];
 
 /// Every path of the server.
 pub(crate) fn router(app: Arc<App>) -> Router {
@@ -136,18 +149,22 @@ async fn server_info(State(app): State<Arc<App>>) -> Json<Value> {
     }))
 }
 
-/// The fields of a small body.
-async fn small_body(app: &App, request: Request) -> Result<Map<String, Value>, ApiError> {
-    let bytes = body::read(request, app.options.body_limit_bytes).await?;
-    let fields: Map<String, Value> = serde_json::from_slice(&bytes).map_err(|error| {
-        ApiError::bad_request(format!("The request body is not valid: {error}"))
-    })?;
-    match fields.get("model") {
+/// Reads a body whose field `prompt` is a text or tokens, and its share of the memory.
+async fn small_body(
+    app: &App,
+    request: Request,
+    prompt: &str,
+) -> Result<(RawBody, Share), ApiError> {
+    let options = &app.options;
+    let limit_bytes = options.text_limit_bytes.min(options.body_limit_bytes);
+    let body::Whole { bytes, share } = body::read(app, request, limit_bytes).await?;
+    let raw = body::parse(&bytes, Some(prompt), &|name| SMALL_FIELDS.contains(&name))?;
+    match raw.fields.get("model") {
         None | Some(Value::Null) => {}
         Some(Value::String(model)) => app.check_model(Some(model))?,
         Some(other) => return Err(ApiError::value("model", "model must be a string", other)),
     }
-    Ok(fields)
+    Ok((raw, share))
 }
 
 fn flag(fields: &Map<String, Value>, name: &str) -> Result<Option<bool>, ApiError> {
@@ -163,16 +180,22 @@ fn flag(fields: &Map<String, Value>, name: &str) -> Result<Option<bool>, ApiErro
 }
 
 /// Tokens of a text, or of a conversation through the chat template.
-async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<Value>, ApiError> {
-    let fields = small_body(&app, request).await?;
+async fn tokenize(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Tokenized>, ApiError> {
+    let (RawBody { prompt, fields }, share) = small_body(&app, request, "prompt").await?;
     let add_special = flag(&fields, "add_special_tokens")?;
     let add_generation_prompt = flag(&fields, "add_generation_prompt")?.unwrap_or(true);
     let with_strings = flag(&fields, "return_token_strs")?.unwrap_or(false);
     let shared = Arc::clone(&app);
+    let length = share.bytes();
     let work = move || {
+        // Kept as long as the work lasts, also when the client has gone.
+        let _share = share;
         let model = shared.text();
-        let (text, special) = match (fields.get("prompt"), fields.get("messages")) {
-            (Some(Value::String(text)), _) => (text.clone(), add_special.unwrap_or(true)),
+        let (text, special) = match (prompt, fields.get("messages")) {
+            (Some(Prompt::Text(text)), _) => (text, add_special.unwrap_or(true)),
             (None, Some(messages)) => {
                 let turns = job::parse_turns(messages.as_array())?;
                 let text = model.render_chat(&turns, add_generation_prompt);
@@ -187,31 +210,41 @@ async fn tokenize(State(app): State<Arc<App>>, request: Request) -> Result<Json<
             with_strings.then(|| tokens.iter().map(|&id| model.token_text(id)).collect());
         Ok((tokens, strings))
     };
-    let (tokens, strings) = app.blocking(work).await?;
-    Ok(Json(json!({
-        "count": tokens.len(),
-        "max_model_len": app.config.max_model_len,
-        "tokens": tokens,
-        "token_strs": strings,
-    })))
+    let (tokens, token_strs) = app.side_texts.run(length, work).await?;
+    Ok(Json(Tokenized {
+        count: tokens.len(),
+        max_model_len: app.config.max_model_len,
+        tokens,
+        token_strs,
+    }))
+}
+
+/// The answer of `/tokenize`.
+#[derive(Serialize)]
+struct Tokenized {
+    count: usize,
+    max_model_len: usize,
+    tokens: Vec<TokenId>,
+    token_strs: Option<Vec<String>>,
 }
 
 async fn detokenize(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<DetokenizeResponse>, ApiError> {
-    let fields = small_body(&app, request).await?;
-    let wrong = || ApiError::field("tokens", "tokens must be a list of token ids");
-    let tokens = fields
-        .get("tokens")
-        .and_then(Value::as_array)
-        .ok_or_else(wrong)?;
-    let id = |value: &Value| value.as_u64().and_then(|id| TokenId::try_from(id).ok());
-    let ids: Option<Vec<TokenId>> = tokens.iter().map(id).collect();
-    let ids = ids.ok_or_else(wrong)?;
+    let (raw, share) = small_body(&app, request, "tokens").await?;
+    let Some(Prompt::Ids(ids)) = raw.prompt else {
+        let message = "tokens must be a list of token ids";
+        return Err(ApiError::field("tokens", message));
+    };
     app.check_vocabulary("tokens", &ids)?;
-    let text = app.text().decode(&ids);
-    let prompt = text.map_err(|error| ApiError::field("tokens", error.to_string()))?;
+    let shared = Arc::clone(&app);
+    let work = move || {
+        let _share = share;
+        let text = shared.text().decode(&ids);
+        text.map_err(|error| ApiError::field("tokens", error.to_string()))
+    };
+    let prompt = app.side_texts.run(0, work).await?;
     Ok(Json(DetokenizeResponse { prompt }))
 }
 
@@ -220,8 +253,8 @@ async fn detokenize(
 async fn steps(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
     let from = from_query(request.uri().query().unwrap_or_default())?;
     let rows = app.engine.shared().ring.watch();
-    let state = (app.draining.clone(), rows, from, app);
-    let chunks = stream::unfold(state, |(mut draining, mut rows, from, app)| async move {
+    let state = (app.phase.clone(), rows, from, app);
+    let chunks = stream::unfold(state, |(mut phase, mut rows, from, app)| async move {
         loop {
             rows.borrow_and_update();
             let read = app.engine.shared().ring.read(from);
@@ -229,15 +262,15 @@ async fn steps(State(app): State<Arc<App>>, request: Request) -> Result<Response
                 let bytes = Bytes::from(step_lines(read.dropped, &read.rows));
                 return Some((
                     Ok::<Bytes, Infallible>(bytes),
-                    (draining, rows, read.next, app),
+                    (phase, rows, read.next, app),
                 ));
             }
-            if *draining.borrow_and_update() || app.engine.dead().is_some() {
+            if *phase.borrow_and_update() >= Phase::Draining || app.engine.dead().is_some() {
                 return None;
             }
             tokio::select! {
                 changed = rows.changed() => changed.ok()?,
-                changed = draining.changed() => changed.ok()?,
+                changed = phase.changed() => changed.ok()?,
             }
         }
     });

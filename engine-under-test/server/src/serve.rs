@@ -1,31 +1,35 @@
 //! Starting, serving and stopping.
 
-use std::future::{Future, IntoFuture};
+use std::future::Future;
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
-use axum::serve::ListenerExt;
-use pb_contract::{Clock, Nanos, Stream};
+use pb_contract::{Clock, EngineConfig, Nanos, Stream};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use crate::accept::{self, Limits};
 use crate::app::App;
+use crate::budget::BodyBudget;
 use crate::core_api::Core;
 use crate::engine::EngineHandle;
 use crate::options::ServerOptions;
+use crate::phase::Phase;
 use crate::routes;
 use crate::text::ModelAssets;
+use crate::text_work::TextWork;
 
 /// How long connections may take to deliver the end of aborted requests.
 const ABORT_GRACE: Nanos = Nanos::from_secs(2);
 
-/// Why serving ended early.
+/// Why serving did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
     /// The address cannot be listened on.
-    #[error("cannot listen on {address}: {source}")]
+    #[error("cannot listen on {address}")]
     Bind {
         /// The address asked for.
         address: SocketAddr,
@@ -33,15 +37,17 @@ pub enum ServeError {
         source: std::io::Error,
     },
     /// The engine thread cannot be started.
-    #[error("cannot start the engine thread: {0}")]
-    Thread(std::io::Error),
-    /// Accepting connections failed.
-    #[error("serving failed: {0}")]
-    Serve(std::io::Error),
+    #[error("cannot start the engine thread")]
+    Thread(#[source] std::io::Error),
 }
 
 /// Serves until `shutdown` completes, then lets running requests end within the grace period,
 /// aborts what is left and stops the engine thread.
+///
+/// `abort` ends all of this at once, whenever it completes: connections are cut off, and the
+/// engine thread is left to end after the step that it is in. A caller whose process ends then
+/// must not wait for that thread or for work that its runtime still does
+/// ([`tokio::runtime::Runtime::shutdown_background`]).
 ///
 /// `ready` is called once with the address that is listened on. Must run inside a tokio runtime
 /// with timers and networking.
@@ -55,6 +61,7 @@ pub async fn serve(
     options: ServerOptions,
     ready: impl FnOnce(SocketAddr),
     shutdown: impl Future<Output = ()>,
+    abort: impl Future<Output = ()>,
 ) -> Result<(), ServeError> {
     let address = SocketAddr::new(options.host, options.port);
     let bind = |source| ServeError::Bind { address, source };
@@ -63,72 +70,110 @@ pub async fn serve(
     let (step_rows, live) = (options.step_rows, options.max_live_choices);
     let (engine, config, thread) = EngineHandle::start(core, Arc::clone(&clock), step_rows, live)
         .map_err(ServeError::Thread)?;
-    let (drain, draining) = watch::channel(false);
+    let (phase, phases) = watch::channel(Phase::Serving);
+    let limits = Limits {
+        connections: options.max_connections,
+        head_timeout: options.head_timeout.to_duration(),
+    };
     let grace = options.grace;
-    let ids = Mutex::new(Stream::new(options.id_seed, "response ids"));
-    let started = clock.now();
-    let app = App {
-        engine: engine.clone(),
+    let app = app(
+        engine.clone(),
         config,
         assets,
         options,
         clock,
-        started,
-        draining: draining.clone(),
-        ids,
-    };
-    // A token must not wait in the kernel for the next one.
-    let listener = listener.tap_io(|stream| drop(stream.set_nodelay(true)));
-    let router = routes::router(Arc::new(app));
-    let server = axum::serve(listener, router).with_graceful_shutdown(drained(draining));
-    let served = run(
-        server.into_future(),
-        shutdown,
-        &drain,
-        &engine,
-        grace,
-        ready,
-        bound,
-    )
-    .await;
-    // Also when serving failed: nobody may keep waiting for the engine.
-    drain.send_replace(true);
-    engine.stop();
-    let joined = tokio::task::spawn_blocking(move || thread.join()).await;
-    assert!(
-        matches!(joined, Ok(Ok(()))),
-        "the engine thread catches every panic of the core"
+        phases.clone(),
     );
-    served.map_err(ServeError::Serve)
-}
-
-async fn run(
-    server: impl Future<Output = std::io::Result<()>>,
-    shutdown: impl Future<Output = ()>,
-    drain: &watch::Sender<bool>,
-    engine: &EngineHandle,
-    grace: Nanos,
-    ready: impl FnOnce(SocketAddr),
-    bound: SocketAddr,
-) -> std::io::Result<()> {
-    let mut server = pin!(server);
+    let router = routes::router(Arc::new(app));
+    let server = accept::serve(listener, router, limits, phases);
+    let mut abort = pin!(abort);
     ready(bound);
-    tokio::select! {
-        served = &mut server => return served,
-        () = shutdown => {}
+    let stopping = Stopping {
+        phase,
+        engine,
+        grace,
+    };
+    let aborted = stopping.run(server, shutdown, abort.as_mut()).await;
+    // Nobody may keep waiting for the engine.
+    stopping.phase.send_replace(Phase::Ending);
+    stopping.engine.stop();
+    if !aborted {
+        join(thread, abort).await;
     }
-    drain.send_replace(true);
-    if let Ok(served) = timeout(grace.to_duration(), &mut server).await {
-        return served;
-    }
-    engine.abort_all();
-    // A client that does not read cannot hold the server up.
-    timeout(ABORT_GRACE.to_duration(), &mut server)
-        .await
-        .unwrap_or(Ok(()))
+    Ok(())
 }
 
-async fn drained(mut draining: watch::Receiver<bool>) {
-    // An error means that the server is gone, which also ends the wait.
-    let _ = draining.wait_for(|draining| *draining).await;
+fn app(
+    engine: EngineHandle,
+    config: EngineConfig,
+    assets: ModelAssets,
+    options: ServerOptions,
+    clock: Arc<dyn Clock>,
+    phase: watch::Receiver<Phase>,
+) -> App {
+    let held = options.held_bodies_bytes.max(options.body_limit_bytes);
+    App {
+        started: clock.now(),
+        bodies: BodyBudget::new(held),
+        texts: TextWork::new(),
+        side_texts: TextWork::new(),
+        longest_token_bytes: assets.text.longest_token_bytes(),
+        ids: Mutex::new(Stream::new(options.id_seed, "response ids")),
+        engine,
+        config,
+        assets,
+        options,
+        clock,
+        phase,
+    }
+}
+
+/// What it takes to bring the server to its end.
+struct Stopping {
+    phase: watch::Sender<Phase>,
+    engine: EngineHandle,
+    grace: Nanos,
+}
+
+impl Stopping {
+    /// Serves to the end; true when `abort` brought it.
+    async fn run(
+        &self,
+        server: impl Future<Output = ()>,
+        shutdown: impl Future<Output = ()>,
+        abort: Pin<&mut impl Future<Output = ()>>,
+    ) -> bool {
+        let mut server = pin!(server);
+        let in_order = async {
+            tokio::select! {
+                () = &mut server => return,
+                () = shutdown => {}
+            }
+            self.phase.send_replace(Phase::Draining);
+            let drained = timeout(self.grace.to_duration(), &mut server).await;
+            if drained.is_ok() {
+                return;
+            }
+            self.phase.send_replace(Phase::Ending);
+            self.engine.abort_all();
+            // A client that does not read cannot hold the server up.
+            let _ = timeout(ABORT_GRACE.to_duration(), &mut server).await;
+        };
+        tokio::select! {
+            () = in_order => false,
+            () = abort => true,
+        }
+    }
+}
+
+/// Waits for the engine thread, which may be in a long step, or until `abort`.
+async fn join(thread: JoinHandle<()>, abort: Pin<&mut impl Future<Output = ()>>) {
+    let joined = tokio::task::spawn_blocking(move || thread.join());
+    tokio::select! {
+        joined = joined => assert!(
+            matches!(joined, Ok(Ok(()))),
+            "the engine thread catches every panic of the core"
+        ),
+        () = abort => {}
+    }
 }

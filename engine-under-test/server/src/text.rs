@@ -42,6 +42,9 @@ pub trait TextModel: Send + Sync {
 
     /// Ids at or above this are not tokens.
     fn vocab_size(&self) -> usize;
+
+    /// Length in bytes of the longest token: what tells a text that is too long from its length.
+    fn longest_token_bytes(&self) -> usize;
 }
 
 /// Turns a growing list of tokens into text without ever giving out half a character.

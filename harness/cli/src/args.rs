@@ -296,8 +296,12 @@ pub(crate) struct ValidateArgs {
     #[arg(long, default_value_t = 16)]
     pub(crate) prompts: usize,
     /// Tokens in each prompt.
-    #[arg(long, default_value_t = 83)]
+    #[arg(long, default_value_t = 128)]
     pub(crate) prompt_len: usize,
+    /// Chunk sizes, separated by commas; default: 1, around the block size, a prime, around the
+    /// prompt length.
+    #[arg(long, value_delimiter = ',', value_name = "SIZES")]
+    pub(crate) chunks: Option<Vec<usize>>,
     /// Compute threads; default: all cores.
     #[arg(long)]
     pub(crate) threads: Option<usize>,

@@ -8,6 +8,7 @@
 mod args;
 mod machine;
 mod model_source;
+mod output;
 mod paths;
 mod progress;
 mod size;

@@ -57,7 +57,7 @@ pub enum RecordError {
         reason: String,
     },
     /// Two rows claim to be the same request.
-    #[error("{path}: request {request} of arm {arm}, block {block}, has two rows")]
+    #[error("{path}: request {request} of arm {arm:?}, block {block}, has two rows")]
     Duplicate {
         /// The file.
         path: PathBuf,
@@ -89,7 +89,7 @@ impl RecordError {
     pub(crate) fn json(path: &Path, reason: impl ToString) -> RecordError {
         RecordError::Json {
             path: path.to_owned(),
-            reason: reason.to_string(),
+            reason: crate::visible(&reason.to_string()),
         }
     }
 }

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::atomic::write_atomic;
 use crate::error::RecordError;
-use crate::metrics::{Bundle, request_metrics, token_itl};
+use crate::metrics::{Bundle, Repeated, counted_itl, request_metrics};
 use crate::reader::RunData;
 
 /// Smallest value that is told apart from zero: 1 us.
@@ -51,7 +51,7 @@ pub struct HlogReport {
 struct Interval {
     start: Option<Nanos>,
     end: Nanos,
-    values: Vec<u64>,
+    values: Vec<Repeated>,
 }
 
 /// Intervals by `(block, arm)`: a log is ordered by time and blocks run one after the other.
@@ -71,8 +71,13 @@ pub fn export(data: &RunData) -> Result<HlogReport, RecordError> {
         .filter(|row| row.status == RequestStatus::Ok)
     {
         let metrics = request_metrics(row);
-        add(&mut ttft, row, metrics.ttft_ns);
-        add(&mut itl, row, token_itl(data.tokens_of(row), Bundle::Even));
+        let ttft_ns = metrics.ttft_ns.map(|ns| Repeated { ns, count: 1 });
+        add(&mut ttft, row, ttft_ns);
+        add(
+            &mut itl,
+            row,
+            counted_itl(data.tokens_of(row), Bundle::Even),
+        );
     }
     Ok(HlogReport {
         ttft: write_log(data, "ttft.hlog", &ttft)?,
@@ -80,7 +85,7 @@ pub fn export(data: &RunData) -> Result<HlogReport, RecordError> {
     })
 }
 
-fn add(intervals: &mut Intervals, row: &RequestRow, values: impl IntoIterator<Item = u64>) {
+fn add(intervals: &mut Intervals, row: &RequestRow, values: impl IntoIterator<Item = Repeated>) {
     let interval = intervals.entry((row.block, row.arm.clone())).or_default();
     let start = interval
         .start
@@ -142,14 +147,15 @@ fn render(created: &str, intervals: &Intervals) -> Result<(Vec<u8>, HlogCounts),
     Ok((bytes, counts))
 }
 
-fn fill(values: &[u64], counts: &mut HlogCounts) -> Result<Histogram<u64>, String> {
+fn fill(values: &[Repeated], counts: &mut HlogCounts) -> Result<Histogram<u64>, String> {
     let mut histogram = Histogram::new_with_bounds(LOWEST_NS, HIGHEST_NS, DIGITS)
         .map_err(|error| error.to_string())?;
-    for &value in values {
-        counts.values += 1;
-        counts.saturated += u64::from(value > HIGHEST_NS);
-        counts.below += u64::from(value < LOWEST_NS);
-        histogram.saturating_record(value.min(HIGHEST_NS));
+    for &Repeated { ns, count } in values {
+        let count_if = |condition: bool| if condition { count } else { 0 };
+        counts.values += count;
+        counts.saturated += count_if(ns > HIGHEST_NS);
+        counts.below += count_if(ns < LOWEST_NS);
+        histogram.saturating_record_n(ns.min(HIGHEST_NS), count);
     }
     Ok(histogram)
 }
@@ -169,7 +175,7 @@ mod tests {
         let interval = |start, values: &[u64]| Interval {
             start: Some(Nanos::from_secs(start)),
             end: Nanos::from_secs(start + 4),
-            values: values.to_vec(),
+            values: values.iter().map(|&ns| Repeated { ns, count: 1 }).collect(),
         };
         intervals.insert((1, "a b".into()), interval(20, &values));
         intervals.insert((0, "z".into()), interval(10, &[5, HIGHEST_NS + 1]));

@@ -22,10 +22,12 @@ pub mod metrics;
 pub mod reader;
 pub mod step;
 pub mod table;
+pub mod visible;
 pub mod writer;
 
 pub use atomic::{write_atomic, write_json_atomic};
 pub use error::RecordError;
 pub use reader::{RunData, RunReader};
 pub use step::StepRecord;
+pub use visible::visible;
 pub use writer::RunWriter;

@@ -90,23 +90,44 @@ pub enum Bundle {
     Burst,
 }
 
-/// The inter-token latencies of one request in nanoseconds. Their sum is exactly the time from
-/// the first event to the last: what an even spread leaves over goes to the first tokens, a
-/// nanosecond each.
-pub fn token_itl(tokens: &[TokenRow], bundle: Bundle) -> Vec<u64> {
-    let mut samples = Vec::new();
-    for gap in event_gaps(tokens) {
+/// A latency that several tokens share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Repeated {
+    /// The latency in nanoseconds.
+    pub ns: u64,
+    /// How many tokens have it; at least 1.
+    pub count: u64,
+}
+
+/// The inter-token latencies of one request, in order, equal ones of a gap counted: at most two
+/// entries a gap, however many tokens a row claims. Their sum is exactly the time from the first
+/// event to the last: what an even spread leaves over goes to the first tokens, a nanosecond each.
+pub fn counted_itl(tokens: &[TokenRow], bundle: Bundle) -> Vec<Repeated> {
+    let spread = |gap: Gap| {
         let count = u64::from(gap.tokens);
-        match bundle {
-            Bundle::Even => samples.extend(
-                (0..count).map(|index| gap.gap_ns / count + u64::from(index < gap.gap_ns % count)),
-            ),
-            Bundle::Burst => {
-                samples.extend((0..count).map(|index| if index == 0 { gap.gap_ns } else { 0 }));
+        let (first, rest) = match (count, bundle) {
+            (0, _) => return [(0, 0); 2],
+            (_, Bundle::Even) => {
+                let longer = gap.gap_ns % count;
+                let each = gap.gap_ns / count;
+                ((each + 1, longer), (each, count - longer))
             }
-        }
-    }
-    samples
+            (_, Bundle::Burst) => ((gap.gap_ns, 1), (0, count - 1)),
+        };
+        [first, rest]
+    };
+    let all = event_gaps(tokens).into_iter().flat_map(spread);
+    all.filter(|&(_, count)| count > 0)
+        .map(|(ns, count)| Repeated { ns, count })
+        .collect()
+}
+
+/// As [`counted_itl`], one entry a token. As long as the tokens that the rows claim: for rows that
+/// a client made itself, not for rows from a file.
+pub fn token_itl(tokens: &[TokenRow], bundle: Bundle) -> Vec<u64> {
+    let runs = counted_itl(tokens, bundle).into_iter();
+    runs.flat_map(|run| (0..run.count).map(move |_| run.ns))
+        .collect()
 }
 
 /// `(tokens that came in an event with others, all tokens)`.

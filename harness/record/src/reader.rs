@@ -43,6 +43,8 @@ pub struct RunData {
     pub partial_lines: u64,
     /// Content events left out because their request never ended.
     pub orphan_tokens: u64,
+    /// The first of these.
+    pub first_orphan: Option<TokenRow>,
     index: BTreeMap<Key, Range<usize>>,
 }
 
@@ -94,7 +96,14 @@ impl RunData {
             }
         }
         let before = tokens.len();
-        tokens.retain(|row| index.contains_key(&(row.arm.clone(), row.block, row.request)));
+        let mut first_orphan = None;
+        tokens.retain(|row| {
+            let known = index.contains_key(&(row.arm.clone(), row.block, row.request));
+            if !known && first_orphan.is_none() {
+                first_orphan = Some(row.clone());
+            }
+            known
+        });
         let orphan_tokens = (before - tokens.len()) as u64;
         tokens.sort_by(|a, b| {
             let key = |row: &TokenRow| (row.block, row.request, row.event);
@@ -110,6 +119,7 @@ impl RunData {
             notes: Vec::new(),
             partial_lines: 0,
             orphan_tokens,
+            first_orphan,
             index,
         };
         data.add_notes();

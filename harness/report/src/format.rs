@@ -2,6 +2,8 @@
 //!
 //! An absent value is a dash. It is never 0, because 0 ms would be a measurement.
 
+use pb_record::visible;
+
 /// What stands for an absent value.
 pub(crate) const ABSENT: &str = "–";
 
@@ -93,18 +95,17 @@ pub(crate) fn in_unit(value: f64, unit: &str) -> String {
     }
 }
 
-/// Text made harmless inside HTML and SVG, in element content and quoted attributes alike.
+/// Text made harmless inside HTML and SVG, in element content and quoted attributes alike. Control
+/// characters, which XML does not allow, and bidirectional overrides are shown by their codes.
 pub(crate) fn escape(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
-    for character in text.chars() {
+    for character in visible(text).chars() {
         match character {
             '&' => safe.push_str("&amp;"),
             '<' => safe.push_str("&lt;"),
             '>' => safe.push_str("&gt;"),
             '"' => safe.push_str("&quot;"),
             '\'' => safe.push_str("&#39;"),
-            // Control characters are not allowed in XML and show nothing in HTML.
-            c if c.is_control() && c != '\n' && c != '\t' => safe.push('\u{fffd}'),
             c => safe.push(c),
         }
     }
@@ -149,7 +150,7 @@ mod tests {
     fn markup_is_defused() {
         assert_eq!(
             escape("<b a='1'>&\"\u{0}"),
-            "&lt;b a=&#39;1&#39;&gt;&amp;&quot;\u{fffd}"
+            r"&lt;b a=&#39;1&#39;&gt;&amp;&quot;\u{0}"
         );
     }
 }

@@ -5,8 +5,8 @@
 
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment};
-use pb_judge::run::{RunVerdict, Samples, block_numbers};
-use pb_record::RunData;
+use pb_judge::run::{Counted, RunVerdict, Samples, block_numbers};
+use pb_record::{RunData, visible};
 use serde::Serialize;
 
 use crate::ReportError;
@@ -46,13 +46,18 @@ pub(crate) fn render(data: &RunData, verdict: &RunVerdict) -> Result<String, Rep
     environment.add_template("report", TEMPLATE)?;
     let mut figures = figures(data, verdict);
     let page = Page {
-        kind: verdict.kind.clone(),
-        title: crate::sections::title(verdict),
-        receipt: crate::sections::receipt(verdict),
+        kind: visible(&verdict.kind),
+        title: visible(&crate::sections::title(verdict)),
+        receipt: visible(&crate::sections::receipt(verdict)),
         tone: Tone::of(verdict).class(),
         headline: verdict.headline(),
-        sentence: verdict.sentence.clone(),
-        reasons: verdict.validity.reasons.clone(),
+        sentence: visible(&verdict.sentence),
+        reasons: verdict
+            .validity
+            .reasons
+            .iter()
+            .map(|r| visible(r))
+            .collect(),
         style: STYLE,
         sections: sections(verdict, Detail::Full)
             .iter()
@@ -67,10 +72,19 @@ fn html_section(section: &Section, figures: &mut Vec<(&'static str, Figure)>) ->
         figures.drain(..).partition(|(key, _)| *key == section.key);
     *figures = others;
     HtmlSection {
-        title: section.title.clone(),
-        text: section.text.clone(),
+        title: visible(&section.title),
+        text: section.text.iter().map(|line| visible(line)).collect(),
         tables: section.tables.iter().map(|table| table.html()).collect(),
-        figures: mine.into_iter().map(|(_, figure)| figure).collect(),
+        figures: mine.into_iter().map(|(_, figure)| shown(figure)).collect(),
+    }
+}
+
+/// A figure whose words are safe to show; its picture was made so already.
+fn shown(figure: Figure) -> Figure {
+    Figure {
+        title: visible(&figure.title),
+        caption: visible(&figure.caption),
+        svg: figure.svg,
     }
 }
 
@@ -135,12 +149,12 @@ fn distribution(data: &RunData, arms: &[String], class: Option<&str>, which: Whi
         .collect();
     let series: Vec<Series<'_>> = arms
         .iter()
-        .zip(&samples)
+        .zip(samples)
         .map(|(name, samples)| Series {
             name,
-            sorted_ns: match which {
-                Which::Ttft => &samples.ttft,
-                Which::Itl => &samples.itl,
+            sorted: match which {
+                Which::Ttft => Counted::of(&samples.ttft),
+                Which::Itl => samples.itl,
             },
         })
         .collect();

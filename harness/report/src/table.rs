@@ -5,12 +5,16 @@ use comfy_table::{
     TableStyle, Width,
 };
 
+use pb_record::visible;
+
 use crate::format::escape;
 
 /// One line under the header; rows need none between them.
 const LINES: TableStyle = TableStyle::new().header_separator(LineStyle::none().fill('─'));
 
-/// A table with a caption. Every row has as many cells as there are headers.
+/// A table with a caption. Every row has as many cells as there are headers. Nothing in it can
+/// drive a terminal: control characters are shown by their codes from the start, so that widths
+/// are those of the text as shown.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Table {
     /// What the table shows, with the units of its numbers.
@@ -31,8 +35,8 @@ impl Table {
         headers: &[impl AsRef<str>],
     ) -> Table {
         Table {
-            caption: caption.into(),
-            headers: headers.iter().map(|h| h.as_ref().to_owned()).collect(),
+            caption: visible(&caption.into()),
+            headers: headers.iter().map(|h| visible(h.as_ref())).collect(),
             words,
             rows: Vec::new(),
         }
@@ -45,7 +49,8 @@ impl Table {
             self.headers.len(),
             "a row has one cell for each header"
         );
-        self.rows.push(row);
+        self.rows
+            .push(row.iter().map(|cell| visible(cell)).collect());
     }
 
     /// Drawn with lines for a terminal of `width` columns; long cells wrap between words. When
@@ -103,11 +108,7 @@ impl Table {
                 .map(|(i, h)| self.cell(i, h)),
         );
         for row in &self.rows {
-            drawn.add_row(
-                row.iter()
-                    .enumerate()
-                    .map(|(i, text)| self.cell(i, &visible(text))),
-            );
+            drawn.add_row(row.iter().enumerate().map(|(i, text)| self.cell(i, text)));
         }
         let fixed = |&columns: &usize| {
             ColumnConstraint::Absolute(Width::Fixed(u16::try_from(columns).unwrap_or(width)))
@@ -123,7 +124,7 @@ impl Table {
         for row in &self.rows {
             for (i, (header, text)) in self.headers.iter().zip(row).enumerate() {
                 let indent = if i == 0 { "- " } else { "  " };
-                lines.push(format!("{indent}{header}: {}", visible(text)));
+                lines.push(format!("{indent}{header}: {text}"));
             }
         }
         lines.join("\n")
@@ -205,17 +206,10 @@ fn state_class(cell: &str) -> &'static str {
     }
 }
 
-/// Control characters out of cells: a server's error message must not drive the terminal.
-fn visible(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect()
-}
-
 /// Text that Markdown shows as it is, on one line.
 pub(crate) fn markdown_safe(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
-    for character in text.chars() {
+    for character in visible(text).chars() {
         match character {
             '|' | '*' | '`' | '[' | ']' | '\\' => {
                 safe.push('\\');
@@ -224,7 +218,6 @@ pub(crate) fn markdown_safe(text: &str) -> String {
             '<' => safe.push_str("&lt;"),
             '>' => safe.push_str("&gt;"),
             '&' => safe.push_str("&amp;"),
-            c if c.is_control() => safe.push(' '),
             c => safe.push(c),
         }
     }

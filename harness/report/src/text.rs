@@ -1,6 +1,7 @@
 //! The report as text: for a terminal and as Markdown.
 
 use pb_judge::run::RunVerdict;
+use pb_record::visible;
 
 use crate::sections::{Detail, Section, receipt, sections, title};
 use crate::table::markdown_safe;
@@ -111,10 +112,7 @@ impl Paint {
 /// characters become visible, since some of the text came from a server.
 fn wrapped(paint: &Paint, code: &str, text: &str, columns: usize) -> String {
     let mut lines: Vec<String> = vec![String::new()];
-    let clean: String = text
-        .chars()
-        .map(|c| if c.is_control() { '\u{fffd}' } else { c })
-        .collect();
+    let clean = visible(text);
     for word in clean.split_whitespace() {
         let mut rest: Vec<char> = word.chars().collect();
         loop {

@@ -160,6 +160,51 @@ fn hostile_names_stay_text() {
 }
 
 #[test]
+fn controls_and_overrides_are_escaped_everywhere() {
+    let arms = [
+        "a\u{1b}]0;owned\u{7}\u{202e}b",
+        "c\u{2066}\u{9b}31md\u{202a}",
+    ];
+    let setting = Setting {
+        arms,
+        blocks: 3,
+        ..Setting::default()
+    };
+    let mut data = run(&setting);
+    data.manifest.kind = "kind\u{1b}[2J\u{2069}".to_owned();
+    data.manifest.model.name = "model\u{202c}".to_owned();
+    let mut given = notes(&setting);
+    given.remarks.push("remark\u{202d}\u{1b}[8m".to_owned());
+    let comparison = given.comparison.as_mut().unwrap();
+    comparison.subject = "subject\u{2067}\u{0}".to_owned();
+    for complete in [true, false] {
+        if !complete {
+            data.manifest.order.clear();
+        }
+        let verdict = judge(&data, &given);
+        let texts = [
+            pb_report::terminal(&verdict, 100, false),
+            pb_report::terminal(&verdict, 40, false),
+            pb_report::markdown(&verdict),
+            pb_report::html(&data, &verdict).unwrap(),
+        ];
+        for text in &texts {
+            let bad = |c: &char| {
+                let bidi = matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+                bidi || (c.is_control() && *c != '\n')
+            };
+            assert_eq!(text.chars().find(bad), None, "{text}");
+        }
+        for text in &texts[2..] {
+            assert!(
+                text.contains("u{202e}") && text.contains("u{2067}"),
+                "{text}"
+            );
+        }
+    }
+}
+
+#[test]
 fn an_interrupted_run_is_rendered_and_marked() {
     let setting = Setting {
         state: RunState::Running,

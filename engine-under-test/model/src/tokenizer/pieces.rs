@@ -52,6 +52,13 @@ impl Pieces {
         self.index(id).is_some_and(|index| self.special[index])
     }
 
+    /// Length of the longest token's bytes.
+    pub(super) fn longest_bytes(&self) -> usize {
+        let starts = std::iter::once(&0).chain(&self.ends);
+        let lengths = self.ends.iter().zip(starts).map(|(end, start)| end - start);
+        lengths.max().unwrap_or(0)
+    }
+
     /// One more than the highest id.
     pub(super) fn id_bound(&self) -> usize {
         self.ids.last().map_or(0, |id| *id as usize + 1)
@@ -76,5 +83,7 @@ mod tests {
         assert_eq!(pieces.bytes(u32::MAX), b"far");
         assert!(pieces.is_special(u32::MAX) && !pieces.is_special(2) && !pieces.is_special(7));
         assert_eq!(pieces.id_bound(), u32::MAX as usize + 1);
+        assert_eq!(pieces.longest_bytes(), 3);
+        assert_eq!(Pieces::default().longest_bytes(), 0);
     }
 }

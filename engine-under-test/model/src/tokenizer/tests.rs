@@ -56,6 +56,7 @@ fn merges_apply_by_rank() {
     // "hello": h+e first, then l+l, then he+ll; " he": Ġ+he after h+e.
     assert_eq!(spelled(&tokenizer, "hello he"), ["hell", "o", " he"]);
     assert_eq!(tokenizer.encode("he", false).unwrap(), [256]);
+    assert_eq!(tokenizer.longest_token_bytes(), 4, "hell");
 }
 
 #[test]

@@ -89,6 +89,16 @@ pub(crate) async fn send(addr: SocketAddr, raw: &[u8]) -> Reply {
     parse_response(&answer)
 }
 
+/// As `send`, or nothing when the server cut the connection off: a refusal may come before the
+/// body has been read, and then the system may drop it.
+pub(crate) async fn try_send(addr: SocketAddr, raw: &[u8]) -> Option<Reply> {
+    let mut stream = TcpStream::connect(addr).await.ok()?;
+    stream.write_all(raw).await.ok()?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.ok()?;
+    (!answer.is_empty()).then(|| parse_response(&answer))
+}
+
 pub(crate) async fn get(addr: SocketAddr, path: &str) -> Reply {
     send(addr, &request("GET", path, "", b"")).await
 }

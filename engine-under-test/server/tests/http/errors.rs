@@ -48,6 +48,11 @@ const BAD_BODIES: &[(&str, &[u8])] = &[
         b"{\"prompt\": \"x\", \"max_tokens\": 2, \"min_tokens\": 3}",
     ),
     ("n", b"{\"prompt\": \"x\", \"n\": 0}"),
+    ("best_of", b"{\"prompt\": \"x\", \"best_of\": 2}"),
+    (
+        "max_tokens",
+        b"{\"prompt\": \"x\", \"echo\": true, \"max_tokens\": -0.5}",
+    ),
     ("n", b"{\"prompt\": \"x\", \"n\": 257}"),
     ("n", b"{\"prompt\": [\"x\", \"y\"], \"n\": 4294967295}"),
     ("temperature", b"{\"prompt\": \"x\", \"temperature\": -1}"),

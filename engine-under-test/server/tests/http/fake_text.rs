@@ -76,6 +76,10 @@ impl TextModel for FakeText {
     fn vocab_size(&self) -> usize {
         self.vocab.len()
     }
+
+    fn longest_token_bytes(&self) -> usize {
+        self.vocab.iter().map(Vec::len).max().unwrap_or(0)
+    }
 }
 
 struct Incremental {

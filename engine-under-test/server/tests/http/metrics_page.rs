@@ -93,6 +93,9 @@ async fn buckets_have_vllms_bounds() {
         "time_to_first_token",
         "inter_token_latency",
         "e2e_request_latency",
+        "request_queue_time",
+        "request_prefill_time",
+        "request_decode_time",
     ] {
         let name = format!("vllm:{name}_seconds_bucket");
         let bounds = |samples: &[Sample]| -> Vec<Option<String>> {
@@ -117,6 +120,9 @@ async fn values_are_what_was_served() {
         ("vllm:time_to_first_token_seconds_count", "", "1.0"),
         ("vllm:inter_token_latency_seconds_count", "", "3.0"),
         ("vllm:e2e_request_latency_seconds_count", "", "1.0"),
+        ("vllm:request_queue_time_seconds_count", "", "1.0"),
+        ("vllm:request_prefill_time_seconds_count", "", "1.0"),
+        ("vllm:request_decode_time_seconds_count", "", "1.0"),
         (
             "vllm:request_success_total",
             ",finished_reason=\"length\"",

@@ -15,6 +15,7 @@ use crate::fake_text::FakeText;
 pub(crate) struct Server {
     pub(crate) addr: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
+    abort: Option<oneshot::Sender<()>>,
     task: JoinHandle<Result<(), ServeError>>,
 }
 
@@ -42,6 +43,7 @@ pub(crate) async fn start_with(
 ) -> Server {
     let (ready, address) = oneshot::channel();
     let (stop, stopped) = oneshot::channel();
+    let (abort, aborted) = oneshot::channel();
     let task = tokio::spawn(serve(
         core,
         assets,
@@ -49,10 +51,17 @@ pub(crate) async fn start_with(
         options,
         |addr| ready.send(addr).unwrap(),
         async { drop(stopped.await) },
+        async {
+            // Dropping the sender is not yet a signal.
+            if aborted.await.is_err() {
+                std::future::pending::<()>().await;
+            }
+        },
     ));
     Server {
         addr: address.await.unwrap(),
         stop: Some(stop),
+        abort: Some(abort),
         task,
     }
 }
@@ -61,6 +70,11 @@ impl Server {
     /// Gives the shutdown signal.
     pub(crate) fn signal(&mut self) {
         drop(self.stop.take());
+    }
+
+    /// Gives the signal to stop at once.
+    pub(crate) fn abort(&mut self) {
+        self.abort.take().unwrap().send(()).unwrap();
     }
 
     /// Waits for the end of serving.

@@ -26,15 +26,18 @@ use serde::Serialize;
 use crate::model_source::Obtained;
 use crate::progress::Progress;
 use capture::{BLOCK_SIZE, Captured, Subject, Variant};
-use tiers::{LimitRule, Tier};
+use scores::Reference;
+use tiers::{Tier, TierKind};
 
 /// What is checked.
-#[derive(Clone, Copy, Debug, Serialize)]
+#[derive(Clone, Debug, Serialize)]
 pub(crate) struct ValidateSettings {
     /// Prompts: the units of the statistics.
     pub(crate) prompts: usize,
     /// Tokens in each.
     pub(crate) prompt_len: usize,
+    /// Chunk sizes; the default ones when absent.
+    pub(crate) chunks: Option<Vec<usize>>,
     /// Compute threads.
     pub(crate) threads: usize,
     /// Seed of the choice of prompts.
@@ -90,36 +93,58 @@ impl Validation {
     }
 }
 
-/// The variants for prompts of `n` tokens.
-fn variants(n: usize) -> Vec<Variant> {
+/// Chunk sizes around the block size `b` and the prompt length `n`, and a prime.
+fn default_chunks(n: usize) -> Vec<usize> {
     let b = BLOCK_SIZE;
-    let mut sizes = vec![1, b - 1, b, b + 1, 37, n - 1, n, n + 1];
+    vec![1, b - 1, b, b + 1, PRIME, n - 1, n, n + 1]
+}
+
+/// The variants: every chunk size once, and a warm prefix cache.
+fn variants(settings: &ValidateSettings) -> Vec<Variant> {
+    let mut sizes = match &settings.chunks {
+        Some(sizes) => sizes.clone(),
+        None => default_chunks(settings.prompt_len),
+    };
     sizes.sort_unstable();
     sizes.dedup();
-    let chunks = sizes.into_iter().filter(|&c| c > 0).map(Variant::Chunk);
+    let chunks = sizes.into_iter().map(Variant::Chunk);
     chunks.chain([Variant::Cached]).collect()
 }
+
+/// A chunk size that no block size divides.
+const PRIME: usize = 37;
+/// Prompts at most: every one costs seconds, and more say nothing more.
+const MAX_PROMPTS: usize = 1_000;
 
 /// Prompts whose bits are compared.
 const BIT_PROMPTS: usize = 4;
 
 /// The variants in which a fault of chunked prefill must show.
-const FAULTY: [Variant; 2] = [Variant::Chunk(BLOCK_SIZE), Variant::Chunk(37)];
+const FAULTY: [Variant; 2] = [Variant::Chunk(BLOCK_SIZE), Variant::Chunk(PRIME)];
 
 /// Prompts cut from public-domain text at seeded places.
 fn prompts(model: &Obtained, settings: &ValidateSettings) -> Result<Vec<Vec<TokenId>>> {
     let n = settings.prompt_len;
     let context = model.model.config.max_position;
     ensure!(
-        n > 37 || n > 2 * BLOCK_SIZE,
-        "--prompt-len {n}: must be above {}",
-        2 * BLOCK_SIZE
+        n > PRIME,
+        "--prompt-len {n}: must be above {PRIME}, or no second chunk exists"
     );
     ensure!(
-        n + 2 <= context,
+        n < context - 1,
         "--prompt-len {n}: the model's context holds {context} tokens"
     );
-    ensure!(settings.prompts > 0, "--prompts 0: at least one is needed");
+    let prompts = settings.prompts;
+    ensure!(
+        (1..=MAX_PROMPTS).contains(&prompts),
+        "--prompts {prompts}: must be between 1 and {MAX_PROMPTS}"
+    );
+    if let Some(chunks) = &settings.chunks {
+        ensure!(
+            !chunks.contains(&0),
+            "--chunks 0: a chunk holds at least one token"
+        );
+    }
     let text = model.model.tokenizer.encode(PROSE, false)?;
     ensure!(
         text.len() > n,
@@ -153,15 +178,15 @@ pub(crate) fn run(
     let exact = Subject::new(parts(Arc::clone(&weights)), Numerics::Exact, threads)?;
     // Bits need no statistics: a few prompts are enough.
     let few = &prompts[..prompts.len().min(BIT_PROMPTS)];
-    tier_zero(exact, few, progress, &mut validation)?;
+    let variants = variants(settings);
+    tier_zero(exact, few, &variants, progress, &mut validation)?;
     progress.phase("logits, fast mode: preparing the f64 reference");
-    let variants = variants(settings.prompt_len);
     let mut tiers = Vec::new();
-    for rule in LimitRule::of_this_machine() {
+    for kind in TierKind::of_this_machine() {
         let mut parts = parts(Arc::clone(&weights));
-        parts.dot = Some(rule.dot());
+        parts.dot = Some(kind.dot());
         let subject = Subject::new(parts, Numerics::Fast, threads)?;
-        tiers.push(Tier::new(rule, subject, &variants, &FAULTY));
+        tiers.push(Tier::new(kind, subject, &variants, &FAULTY));
     }
     let rounded = Arc::new(round_matrices_to_bf16(&weights));
     drop(weights);
@@ -173,8 +198,9 @@ pub(crate) fn run(
             p + 1
         ));
         let truth = reference.logits::<f64>(prompt, Variant::Monolithic, Fault::None)?;
+        let scored = Reference::new(prompt, &truth, threads)?;
         for tier in &mut tiers {
-            tier.add(p, prompt, &truth)?;
+            tier.add(p, prompt, &scored)?;
         }
     }
     for tier in tiers {
@@ -189,10 +215,10 @@ pub(crate) fn run(
 fn tier_zero(
     mut exact: Subject,
     prompts: &[Vec<TokenId>],
+    variants: &[Variant],
     progress: &Progress,
     validation: &mut Validation,
 ) -> Result<()> {
-    let variants = variants(prompts[0].len());
     let mut clean: Vec<BitDifference> = variants.iter().map(|_| BitDifference::new()).collect();
     let mut faulty: Vec<BitDifference> = FAULTY.iter().map(|_| BitDifference::new()).collect();
     for (p, prompt) in prompts.iter().enumerate() {

@@ -1,6 +1,6 @@
 //! `prefillbench report RUN`: judges the rows of a run directory and renders them.
 
-use std::io::{IsTerminal, Write};
+use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -10,6 +10,7 @@ use pb_record::{RunReader, write_atomic, write_json_atomic};
 
 use super::quickstart::NOTES_FILE;
 use crate::args::ReportArgs;
+use crate::output;
 
 /// Name of the page.
 pub(crate) const HTML_FILE: &str = "report.html";
@@ -41,16 +42,13 @@ pub(crate) fn render(dir: &Path) -> Result<Rendered> {
 
 /// Prints the verdict: tables, or one JSON document.
 pub(crate) fn print(rendered: &Rendered, json: bool) -> Result<()> {
-    let mut stdout = std::io::stdout();
-    if json {
-        let text = serde_json::to_string_pretty(&rendered.verdict)?;
-        writeln!(stdout, "{text}")?;
+    let text = if json {
+        serde_json::to_string_pretty(&rendered.verdict)?
     } else {
-        let color = stdout.is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        let text = pb_report::terminal(&rendered.verdict, TABLE_WIDTH, color);
-        writeln!(stdout, "{text}")?;
-    }
-    Ok(())
+        let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
+        pb_report::terminal(&rendered.verdict, TABLE_WIDTH, color)
+    };
+    output::line(&text)
 }
 
 /// Renders a run directory again.

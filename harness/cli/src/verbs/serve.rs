@@ -9,6 +9,7 @@ use pb_contract::{EngineConfig, Fault, KvDtype, Numerics, WallClock};
 use pb_core::EngineParts;
 use pb_model::forward::kv_bytes_per_token;
 use pb_server::{ModelAssets, ServerOptions, TokenizerText, serve};
+use tokio::sync::watch;
 
 use super::quickstart::READY_PREFIX;
 use crate::args::{ServeArgs, Switch};
@@ -61,17 +62,21 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
             let _ = writeln!(out, "{READY_PREFIX}http://{address} (model {name})");
             let _ = out.flush();
         };
-        let stop = shutdown(until_stdin_closes);
+        // The first request to stop drains, the second does not wait for that.
+        let asked = stop_requests(until_stdin_closes);
         serve(
             Box::new(engine),
             assets,
             Arc::new(WallClock),
             options,
             ready,
-            stop,
+            asked_times(asked.clone(), 1),
+            asked_times(asked, 2),
         )
         .await
     })?;
+    // What is still computed after a second signal is of use to nobody.
+    runtime.shutdown_background();
     Ok(ExitCode::SUCCESS)
 }
 
@@ -141,39 +146,51 @@ fn digest_bytes(hex: &str) -> [u8; 32] {
     bytes
 }
 
-/// Ends on SIGINT or SIGTERM, and with standard input when that is asked for.
-async fn shutdown(until_stdin_closes: bool) {
-    let closed = async {
-        if !until_stdin_closes {
-            return std::future::pending::<()>().await;
-        }
-        let (sender, receiver) = tokio::sync::oneshot::channel();
+/// Counts requests to stop: SIGINT, SIGTERM, and the end of standard input when that is asked for.
+/// Must be called inside the runtime.
+fn stop_requests(until_stdin_closes: bool) -> watch::Receiver<u32> {
+    let (count, receiver) = watch::channel(0);
+    if until_stdin_closes {
+        let count = count.clone();
         // A thread of its own: a runtime task that blocks in a read could never be ended.
         std::thread::spawn(move || {
             let mut sink = [0u8; 64];
             while matches!(std::io::stdin().read(&mut sink), Ok(n) if n > 0) {}
-            let _ = sender.send(());
+            count.send_modify(|count| *count += 1);
         });
-        let _ = receiver.await;
-    };
-    tokio::select! {
-        () = closed => {}
-        () = signalled() => {}
+    }
+    tokio::spawn(count_signals(count));
+    receiver
+}
+
+/// Ends once the process has been asked to stop `times` times.
+async fn asked_times(mut asked: watch::Receiver<u32>, times: u32) {
+    if asked.wait_for(|count| *count >= times).await.is_err() {
+        // Nobody is left who could ask.
+        std::future::pending::<()>().await;
     }
 }
 
-/// Ends when the process is asked to stop.
-async fn signalled() {
+/// Counts the signals that ask the process to stop.
+async fn count_signals(count: watch::Sender<u32>) {
     #[cfg(unix)]
     {
         use tokio::signal::unix::{SignalKind, signal};
-        if let Ok(mut terminate) = signal(SignalKind::terminate()) {
-            tokio::select! {
-                _ = tokio::signal::ctrl_c() => {}
-                _ = terminate.recv() => {}
+        if let (Ok(mut terminate), Ok(mut interrupt)) = (
+            signal(SignalKind::terminate()),
+            signal(SignalKind::interrupt()),
+        ) {
+            loop {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                count.send_modify(|count| *count += 1);
             }
-            return;
         }
     }
-    let _ = tokio::signal::ctrl_c().await;
+    #[cfg(not(unix))]
+    while tokio::signal::ctrl_c().await.is_ok() {
+        count.send_modify(|count| *count += 1);
+    }
 }

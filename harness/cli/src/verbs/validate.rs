@@ -1,6 +1,5 @@
 //! `prefillbench validate`: does chunking or prefix caching change the logits?
 
-use std::io::Write;
 use std::process::ExitCode;
 
 use anyhow::Result;
@@ -8,6 +7,7 @@ use anyhow::Result;
 use crate::args::ValidateArgs;
 use crate::machine;
 use crate::model_source;
+use crate::output;
 use crate::progress::Progress;
 use crate::validate::{self, ValidateSettings, table};
 
@@ -18,17 +18,18 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode> {
     let settings = ValidateSettings {
         prompts: args.prompts,
         prompt_len: args.prompt_len,
+        chunks: args.chunks.clone(),
         threads: args.threads.unwrap_or_else(machine::cores),
         seed: args.seed,
     };
     let outcome = validate::run(model, &settings, &progress);
     progress.clear();
     let outcome = outcome?;
-    let mut stdout = std::io::stdout();
-    if args.json {
-        writeln!(stdout, "{}", serde_json::to_string_pretty(&outcome)?)?;
+    let text = if args.json {
+        serde_json::to_string_pretty(&outcome)?
     } else {
-        writeln!(stdout, "{}", table::text(&outcome))?;
-    }
+        table::text(&outcome)
+    };
+    output::line(&text)?;
     Ok(ExitCode::from(outcome.exit_code()))
 }

@@ -74,17 +74,17 @@ pub(crate) fn measure(
 
 /// The metric's value in one arm and block; `None` without samples.
 fn block_value(spec: &MetricSpec, sorted: &Samples, threshold_ns: Option<u64>) -> Option<f64> {
+    // A list is not one number: without a quantile its median stands for it.
+    let quantile = spec.statistic.quantile().or(Statistic::P50.quantile())?;
     let list = match spec.quantity {
         Quantity::StallShare => return stalls_at(&sorted.event_gap, threshold_ns).time_share,
         Quantity::Ttft => &sorted.ttft,
         Quantity::ServiceTtft => &sorted.service_ttft,
-        Quantity::Itl => &sorted.itl,
+        Quantity::Itl => return sorted.itl.nearest_rank(quantile).map(|ns| ns as f64),
         Quantity::EventGap => &sorted.event_gap,
         Quantity::Tpot => &sorted.tpot,
         Quantity::E2e => &sorted.e2e,
     };
-    // A list is not one number: without a quantile its median stands for it.
-    let quantile = spec.statistic.quantile().or(Statistic::P50.quantile())?;
     nearest_rank(list, quantile).map(|ns| ns as f64)
 }
 

@@ -63,7 +63,7 @@ impl RunVerdict {
             }
             Outcome::Fail => "OUTPUTS WRONG".to_owned(),
             Outcome::Pass if self.performance.comparison.is_none() => {
-                "VALID: nothing compared".to_owned()
+                "VALID: cold and warm cache compared".to_owned()
             }
             Outcome::Pass => {
                 format!("VALID: {}", PrimaryCounts::of(&self.performance).words())

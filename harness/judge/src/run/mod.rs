@@ -10,7 +10,9 @@
 
 mod cache;
 mod compare;
+mod consistency;
 mod correctness;
+mod counted;
 mod data;
 mod headline;
 mod notes;
@@ -23,6 +25,7 @@ mod validity;
 mod verdict;
 
 pub use compare::STALL_SHARE_MARGIN;
+pub use counted::Counted;
 pub use data::{arm_names, block_numbers, class_names};
 pub use headline::PrimaryCounts;
 pub use notes::{
@@ -63,7 +66,7 @@ pub fn judge(data: &RunData, notes: &RunNotes) -> RunVerdict {
         arms,
         metrics,
     };
-    let outcome = outcome(&validity, &correctness, &performance);
+    let outcome = outcome(&validity, &correctness, &performance, &cache);
     let sentence = sentence::sentence(outcome, &validity, &correctness, &performance, &cache);
     let manifest = &data.manifest;
     RunVerdict {
@@ -122,8 +125,28 @@ fn compare_valid(
     (validity, metrics)
 }
 
-/// A comparison passes when it answers at least one primary question, whatever the answer.
-fn outcome(validity: &Validity, correctness: &Correctness, performance: &Performance) -> Outcome {
+/// Whether every measured arm was compared with itself, cold against warm, with an answer.
+fn only_cold_and_warm(performance: &Performance, cache: &[CacheVerdict]) -> bool {
+    let answered = |arm: &ArmSummary| {
+        let mine = |c: &&CacheVerdict| c.arm == arm.name;
+        cache.iter().filter(mine).any(|c| c.ttft_ratio.is_some())
+    };
+    let mut measured = performance
+        .arms
+        .iter()
+        .filter(|arm| arm.blocks > 0)
+        .peekable();
+    measured.peek().is_some() && measured.all(answered)
+}
+
+/// A comparison passes when it answers at least one primary question, whatever the answer. Without
+/// a comparison nothing passes but the warm cache against the cold one.
+fn outcome(
+    validity: &Validity,
+    correctness: &Correctness,
+    performance: &Performance,
+    cache: &[CacheVerdict],
+) -> Outcome {
     if !validity.valid {
         return Outcome::Void;
     }
@@ -131,6 +154,9 @@ fn outcome(validity: &Validity, correctness: &Correctness, performance: &Perform
         CorrectnessState::Failed => return Outcome::Fail,
         CorrectnessState::Inconclusive => return Outcome::Inconclusive,
         CorrectnessState::Passed | CorrectnessState::NotChecked => {}
+    }
+    if performance.comparison.is_none() && !only_cold_and_warm(performance, cache) {
+        return Outcome::Inconclusive;
     }
     let answered = |metric: &MetricComparison| {
         let claim = metric.verdict.claim;

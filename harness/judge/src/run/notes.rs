@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 
 use pb_contract::RequestId;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de};
 
 use crate::Verdict;
 use crate::numerics::{BitDifference, ConfigVerdict};
@@ -16,10 +16,11 @@ use crate::numerics::{BitDifference, ConfigVerdict};
 pub const NOTES_SCHEMA_VERSION: u32 = 1;
 
 /// The notes of one run. Every field may be absent.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct RunNotes {
-    /// [`NOTES_SCHEMA_VERSION`] of the writer.
+    /// [`NOTES_SCHEMA_VERSION`] of the writer. A newer one than that is an error on reading.
+    #[serde(deserialize_with = "known_version")]
     pub schema_version: u32,
     /// Which arms are compared and how.
     pub comparison: Option<Comparison>,
@@ -33,6 +34,32 @@ pub struct RunNotes {
     pub planted_faults: Vec<PlantedFault>,
     /// Sentences for the reader of the report.
     pub remarks: Vec<String>,
+}
+
+impl Default for RunNotes {
+    fn default() -> RunNotes {
+        RunNotes {
+            schema_version: NOTES_SCHEMA_VERSION,
+            comparison: None,
+            resets: Vec::new(),
+            cache: Vec::new(),
+            numerics: Vec::new(),
+            planted_faults: Vec::new(),
+            remarks: Vec::new(),
+        }
+    }
+}
+
+/// Refuses notes of a later layout: what this program does not know of might void the run.
+fn known_version<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u32, D::Error> {
+    let found = u64::deserialize(deserializer)?;
+    let known = u32::try_from(found).ok();
+    known.filter(|&v| v <= NOTES_SCHEMA_VERSION).ok_or_else(|| {
+        de::Error::custom(format!(
+            "schema_version = {found}, this program reads up to {NOTES_SCHEMA_VERSION}: use the \
+             version of prefillbench that wrote the run, or a newer one"
+        ))
+    })
 }
 
 /// Which two arms are compared, on which populations.
@@ -313,6 +340,25 @@ mod tests {
         assert_eq!(notes, RunNotes::default());
         let error = serde_json::from_str::<RunNotes>(r#"{"resetz":[]}"#).unwrap_err();
         assert!(error.to_string().contains("resetz"), "{error}");
+    }
+
+    #[test]
+    fn notes_of_a_later_layout_are_refused() {
+        for version in [0, NOTES_SCHEMA_VERSION] {
+            let text = format!(r#"{{"schema_version":{version}}}"#);
+            let notes: RunNotes = serde_json::from_str(&text).unwrap();
+            assert_eq!(notes.schema_version, version);
+        }
+        for version in ["2", "99", "4294967297", "-1"] {
+            let text = format!(r#"{{"schema_version":{version},"new_field":1}}"#);
+            let error = serde_json::from_str::<RunNotes>(&text).unwrap_err();
+            let expected = if version == "-1" {
+                "-1"
+            } else {
+                "reads up to 1"
+            };
+            assert!(error.to_string().contains(expected), "{error}");
+        }
     }
 
     #[test]

@@ -5,7 +5,9 @@
 
 use pb_contract::{RequestRow, RequestStatus};
 use pb_record::RunData;
-use pb_record::metrics::{Bundle, bundled_tokens, event_gaps, request_metrics, token_itl};
+use pb_record::metrics::{Bundle, bundled_tokens, counted_itl, event_gaps, request_metrics};
+
+use super::counted::Counted;
 
 /// The rule by which the gap before a bundle of tokens becomes token gaps.
 pub const BUNDLE_RULE: &str = "even";
@@ -20,7 +22,7 @@ pub struct Samples {
     /// First event minus intended arrival.
     pub ttfr: Vec<u64>,
     /// Gaps between tokens; the gap before k tokens counts as k gaps of a k-th each.
-    pub itl: Vec<u64>,
+    pub itl: Counted,
     /// Gaps between content events.
     pub event_gap: Vec<u64>,
     /// Time for each token after the first, one value a request of at least two tokens.
@@ -56,7 +58,6 @@ impl Samples {
             &mut self.ttft,
             &mut self.service_ttft,
             &mut self.ttfr,
-            &mut self.itl,
             &mut self.event_gap,
             &mut self.tpot,
             &mut self.e2e,
@@ -64,6 +65,7 @@ impl Samples {
         for list in lists {
             list.sort_unstable();
         }
+        self.itl.sort();
         self
     }
 
@@ -77,7 +79,7 @@ impl Samples {
         let events = data.tokens_of(row);
         self.event_gap
             .extend(event_gaps(events).iter().map(|gap| gap.gap_ns));
-        self.itl.extend(token_itl(events, Bundle::Even));
+        self.itl.extend(counted_itl(events, Bundle::Even));
         let (bundled, total) = bundled_tokens(events);
         self.bundled_tokens += bundled;
         self.tokens += total;
@@ -100,6 +102,7 @@ pub(crate) fn backwards(row: &RequestRow) -> bool {
     let instants = [
         Some(row.intended_ns),
         row.sent_ns,
+        row.headers_ns,
         row.first_event_ns,
         row.first_token_ns,
         row.last_token_ns,

@@ -15,7 +15,7 @@ pub(crate) fn sentence(
     performance: &Performance,
     cache: &[CacheVerdict],
 ) -> String {
-    let mut parts = vec![subject(performance)];
+    let mut parts = vec![subject(performance, cache)];
     if outcome == Outcome::Void {
         let more = validity.reasons.len();
         let first = validity.reasons.first().map_or("", String::as_str);
@@ -61,7 +61,7 @@ fn balance(performance: &Performance) -> Option<String> {
     })
 }
 
-fn subject(performance: &Performance) -> String {
+fn subject(performance: &Performance, cache: &[CacheVerdict]) -> String {
     match &performance.comparison {
         None => {
             let names: Vec<&str> = performance
@@ -71,6 +71,9 @@ fn subject(performance: &Performance) -> String {
                 .collect();
             match names.as_slice() {
                 [] => "Nothing was measured.".to_owned(),
+                names if !cache.is_empty() => {
+                    format!("Measured {}; no arms were compared.", names.join(", "))
+                }
                 names => format!("Measured {}; nothing was compared.", names.join(", ")),
             }
         }

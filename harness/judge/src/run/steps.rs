@@ -28,10 +28,15 @@ fn add_step(summary: &mut StepSummary, row: &StepRow) {
     summary.prefill_steps += u64::from(row.prefill_tokens > 0);
     summary.mixed_steps += u64::from(row.prefill_tokens > 0 && row.decode_tokens > 0);
     summary.max_prefill_tokens = summary.max_prefill_tokens.max(row.prefill_tokens as u64);
-    summary.queried_tokens += row.queried_tokens as u64;
-    summary.hit_tokens += row.hit_tokens as u64;
-    summary.evicted_blocks += row.evicted_blocks as u64;
-    summary.preempted += row.preempted as u64;
+    let counts = [
+        (&mut summary.queried_tokens, row.queried_tokens),
+        (&mut summary.hit_tokens, row.hit_tokens),
+        (&mut summary.evicted_blocks, row.evicted_blocks),
+        (&mut summary.preempted, row.preempted),
+    ];
+    for (sum, count) in counts {
+        *sum = sum.saturating_add(count as u64);
+    }
     let time = &mut summary.time;
     let parts = [
         (&mut time.total_ns, row.duration_ns),
@@ -58,7 +63,9 @@ struct PoolCheck {
 impl PoolCheck {
     fn add(&mut self, step: &StepRecord, buckets: &mut BucketSummary) {
         let row = &step.row;
-        let sum = row.active_blocks + row.reclaimable_blocks + row.free_blocks;
+        let sum = [row.reclaimable_blocks, row.free_blocks]
+            .into_iter()
+            .fold(row.active_blocks, usize::saturating_add);
         let pool = *self.pools.entry(step.block).or_insert(sum);
         buckets.violations += u64::from(pool != sum);
         let most = |known: &mut Option<u64>, value: usize| {

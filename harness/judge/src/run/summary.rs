@@ -86,7 +86,7 @@ fn summarise_class(
         ttft: Distribution::of_sorted(&samples.ttft),
         service_ttft: Distribution::of_sorted(&samples.service_ttft),
         ttfr: Distribution::of_sorted(&samples.ttfr),
-        itl: Distribution::of_sorted(&samples.itl),
+        itl: samples.itl.distribution(),
         event_gap: Distribution::of_sorted(&samples.event_gap),
         tpot: Distribution::of_sorted(&samples.tpot),
         e2e: Distribution::of_sorted(&samples.e2e),

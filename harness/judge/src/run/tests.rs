@@ -239,8 +239,9 @@ fn one_nanosecond_of_another_schedule_is_noticed() {
     assert_eq!(broken(&verdict), ["both arms got the same schedule"]);
 
     let mut all = parts(&Shape::default());
-    all.0
-        .retain(|row| !(row.arm == "chunk" && row.block == 2 && row.request == RequestId(101)));
+    let gone = |arm: &str, block, id| arm == "chunk" && block == 2 && id == RequestId(101);
+    all.0.retain(|row| !gone(&row.arm, row.block, row.request));
+    all.1.retain(|row| !gone(&row.arm, row.block, row.request));
     let verdict = judge(&data_from(RunState::Complete, all), &notes());
     assert_eq!(broken(&verdict), ["both arms got the same schedule"]);
 
@@ -260,11 +261,14 @@ fn one_nanosecond_of_another_schedule_is_noticed() {
 #[test]
 fn an_arm_that_stops_early_did_other_work() {
     let mut all = parts(&Shape::default());
-    all.0
-        .iter_mut()
-        .find(|row| row.arm == "chunk")
-        .unwrap()
-        .streamed_tokens -= 1;
+    // The first stream of the chunked arm (11 events) loses its last token, 10 ms after the one
+    // before.
+    let row = all.0.iter_mut().find(|row| row.arm == "chunk").unwrap();
+    row.streamed_tokens -= 1;
+    row.last_token_ns = row.last_token_ns.map(|at| Nanos(at.0 - 10 * MS));
+    let event = |t: &pb_contract::TokenRow| t.arm == "chunk" && t.event == 10;
+    let last = all.1.iter().position(event).unwrap();
+    all.1.remove(last);
     let verdict = judge(&data_from(RunState::Complete, all), &notes());
     assert_eq!(
         broken(&verdict),
@@ -368,6 +372,7 @@ fn nothing_is_null_and_never_zero() {
             .all(|m| m.verdict.a.is_none())
     );
     let bare = judge(&run, &RunNotes::default());
+    assert_eq!(bare.outcome, Outcome::Void);
     assert!(
         bare.sentence
             .starts_with("Measured mono, chunk; nothing was compared.")

@@ -8,6 +8,7 @@ use pb_contract::{RequestRow, RequestStatus};
 use pb_record::RunData;
 
 use super::cache::reset_fault;
+use super::consistency;
 use super::notes::{CacheControl, Comparison, RunNotes};
 use super::samples::{backwards, driver_lag};
 use super::schedule::{same_schedule, same_work};
@@ -72,7 +73,9 @@ pub(crate) fn conditions(
         driver_lag_limit(data, notes.comparison.as_ref()),
         buckets_conserved(arms),
     ];
+    checks.extend(consistency::checks(data, notes));
     if let Some(comparison) = &notes.comparison {
+        checks.push(arms_differ(comparison));
         checks.push(arms_present(data, comparison));
         checks.push(same_schedule(data, comparison));
         checks.push(same_work(data, comparison));
@@ -205,6 +208,17 @@ fn buckets_conserved(arms: &[ArmSummary]) -> Check {
     )
 }
 
+fn arms_differ(comparison: &Comparison) -> Check {
+    let (a, b) = (&comparison.baseline, &comparison.candidate);
+    let measured = format!("{b} against {a}");
+    check(
+        "two arms are compared",
+        a != b,
+        measured,
+        "two different arms",
+    )
+}
+
 fn arms_present(data: &RunData, comparison: &Comparison) -> Check {
     let blocks = |arm: &str| super::data::block_numbers(data, arm);
     let (a, b) = (blocks(&comparison.baseline), blocks(&comparison.candidate));
@@ -284,9 +298,10 @@ fn interference(data: &RunData, comparison: &Comparison, arm: &str) -> Check {
     };
     let (mut total, mut met) = (0_u64, 0_u64);
     for step in data.steps.iter().filter(|step| step.arm == arm) {
-        total += step.row.prefill_tokens as u64;
+        let tokens = step.row.prefill_tokens as u64;
+        total = total.saturating_add(tokens);
         if step.row.decode_seqs >= streams {
-            met += step.row.prefill_tokens as u64;
+            met = met.saturating_add(tokens);
         }
     }
     if total == 0 {

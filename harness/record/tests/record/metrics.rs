@@ -3,7 +3,8 @@
 use crate::common::{row, tokens};
 use pb_contract::{FailKind, Nanos, RequestStatus};
 use pb_record::metrics::{
-    Bundle, Counts, bundled_tokens, event_gaps, failures, request_metrics, token_itl,
+    Bundle, Counts, Repeated, bundled_tokens, counted_itl, event_gaps, failures, request_metrics,
+    token_itl,
 };
 
 const MS: u64 = 1_000_000;
@@ -135,4 +136,27 @@ fn populations_sum_to_what_was_offered() {
             (FailKind::NotOffered, 1)
         ]
     );
+}
+
+#[test]
+fn a_row_that_claims_many_tokens_costs_no_memory() {
+    // 100 ms over 2^32 - 1 tokens: 100,000,000 of them take a nanosecond, the others none.
+    let stream = tokens(0, &[(0, 1), (100, u32::MAX)]);
+    let run = |ns, count| Repeated { ns, count };
+    let many = u64::from(u32::MAX);
+    let even = [run(1, 100 * MS), run(0, many - 100 * MS)];
+    assert_eq!(counted_itl(&stream, Bundle::Even), even);
+    let burst = [run(100 * MS, 1), run(0, many - 1)];
+    assert_eq!(counted_itl(&stream, Bundle::Burst), burst);
+    // No token, no latency, and no division by zero.
+    let none = tokens(0, &[(0, 1), (100, 0)]);
+    assert!(counted_itl(&none, Bundle::Even).is_empty());
+    let mut data_rows = row(0);
+    data_rows.streamed_tokens = u32::MAX;
+    let dir = tempfile::tempdir().unwrap();
+    let (rows, steps) = (vec![data_rows], Vec::new());
+    let data =
+        pb_record::RunData::from_parts(dir.path(), crate::common::manifest(), rows, stream, steps);
+    let report = pb_record::hlog::export(&data.unwrap()).unwrap();
+    assert_eq!(report.itl.values, many);
 }

@@ -65,10 +65,15 @@ fn moments(data: &RunData, arm: &str, block: u32) -> Vec<Moment> {
     let moment = |step: &StepRecord| {
         let row = &step.row;
         let end = (row.start_ns + row.duration_ns).0;
-        let cached = row.active_blocks + row.reclaimable_blocks;
+        let cached = row.active_blocks.saturating_add(row.reclaimable_blocks);
         Moment {
             at: end.saturating_sub(origin) as f64 / 1e9,
-            levels: [row.active_blocks, cached, cached + row.free_blocks].map(|n| n as f64),
+            levels: [
+                row.active_blocks,
+                cached,
+                cached.saturating_add(row.free_blocks),
+            ]
+            .map(|n| n as f64),
         }
     };
     let mut moments: Vec<Moment> = here().map(moment).collect();

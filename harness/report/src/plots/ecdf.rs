@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use pb_judge::run::Counted;
+
 use super::{Figure, WIDTH};
 use crate::svg::Svg;
 use crate::svg::frame::{Frame, arm_class, legend};
@@ -14,7 +16,7 @@ pub(crate) struct Series<'a> {
     /// Arm.
     pub(crate) name: &'a str,
     /// Samples.
-    pub(crate) sorted_ns: &'a [u64],
+    pub(crate) sorted: Counted,
 }
 
 /// Which share is drawn over the values.
@@ -29,7 +31,7 @@ pub(crate) enum Share {
 
 impl Share {
     /// Percent of `n` samples, when `rank` of them lie at or below the value.
-    fn percent(self, rank: usize, n: usize) -> f64 {
+    fn percent(self, rank: u64, n: u64) -> f64 {
         let counted = match self {
             Share::AtOrBelow => rank,
             Share::Above => n - rank,
@@ -38,7 +40,7 @@ impl Share {
     }
 
     fn axis(self, series: &[Series<'_>]) -> Scale {
-        let most = series.iter().map(|s| s.sorted_ns.len()).max().unwrap_or(0);
+        let most = series.iter().map(|s| s.sorted.len()).max().unwrap_or(0);
         match self {
             Share::AtOrBelow => Scale::linear([0.0, 100.0]),
             // One sample has to have a place above the bottom.
@@ -57,7 +59,7 @@ pub(crate) fn ecdf(
 ) -> Figure {
     let counts: Vec<String> = series
         .iter()
-        .map(|s| format!("{}: {} samples", s.name, s.sorted_ns.len()))
+        .map(|s| format!("{}: {} samples", s.name, s.sorted.len()))
         .collect();
     let counts = counts.join("; ");
     let (axis, guides, caption) = match share {
@@ -79,22 +81,19 @@ pub(crate) fn ecdf(
     let mut svg = Svg::new(id, WIDTH, HEIGHT, title, &description);
     let ends = series
         .iter()
-        .flat_map(|s| [s.sorted_ns.first(), s.sorted_ns.last()]);
-    let x = Scale::log(ends.flatten().map(|&ns| ns as f64 / 1e6));
+        .flat_map(|s| [s.sorted.runs().first(), s.sorted.runs().last()]);
+    let x = Scale::log(ends.flatten().map(|run| run.ns as f64 / 1e6));
     let frame = Frame::new(&svg, 34.0, HEIGHT, x, share.axis(series));
     frame.draw(&mut svg, &format!("{what}, ms (logarithmic)"), axis);
     for percent in guides {
         let y = frame.y.px(percent);
         svg.line("guide", frame.left, y, frame.right, y);
     }
-    if series.iter().all(|s| s.sorted_ns.is_empty()) {
+    if series.iter().all(|s| s.sorted.is_empty()) {
         frame.empty(&mut svg, "no samples");
     }
     for (arm, one) in series.iter().enumerate() {
-        svg.path(
-            &arm_class("line", arm),
-            &steps(one.sorted_ns, share, &frame),
-        );
+        svg.path(&arm_class("line", arm), &steps(&one.sorted, share, &frame));
     }
     let names = series.iter().enumerate();
     let names = names.map(|(arm, s)| (arm_class("fill", arm), s.name.to_owned()));
@@ -109,16 +108,17 @@ pub(crate) fn ecdf(
 
 /// The staircase, one corner for each pixel column. The curve goes one way only, so its last point
 /// in a column loses nothing that a pixel could show.
-fn steps(sorted_ns: &[u64], share: Share, frame: &Frame) -> Vec<(f64, f64)> {
+fn steps(sorted: &Counted, share: Share, frame: &Frame) -> Vec<(f64, f64)> {
     let mut columns: BTreeMap<i64, f64> = BTreeMap::new();
-    for (index, &ns) in sorted_ns.iter().enumerate() {
-        let percent = share.percent(index + 1, sorted_ns.len());
-        columns.insert(frame.x.column(ns as f64 / 1e6), percent);
+    let (mut rank, n) = (0, sorted.len());
+    for run in sorted.runs() {
+        rank += run.count;
+        columns.insert(frame.x.column(run.ns as f64 / 1e6), share.percent(rank, n));
     }
     if columns.is_empty() {
         return Vec::new();
     }
-    let mut level = frame.y.px(share.percent(0, sorted_ns.len()));
+    let mut level = frame.y.px(share.percent(0, n));
     let mut points = vec![(frame.left, level)];
     for (column, percent) in columns {
         let x = column as f64;
@@ -149,7 +149,7 @@ mod tests {
     fn the_staircase_ends_at_one_hundred_percent() {
         let frame = frame(Share::AtOrBelow, &[]);
         let samples = [10 * MS, 10 * MS, 80 * MS, 80 * MS];
-        let points = steps(&samples, Share::AtOrBelow, &frame);
+        let points = steps(&Counted::of(&samples), Share::AtOrBelow, &frame);
         let middle = (frame.left + frame.right) / 2.0;
         assert_eq!(points[0], (frame.left, frame.y.px(0.0)));
         assert_eq!(points[2], (middle, frame.y.px(50.0)));
@@ -161,10 +161,10 @@ mod tests {
         let samples = [10 * MS, 10 * MS, 10 * MS, 80 * MS];
         let series = [Series {
             name: "a",
-            sorted_ns: &samples,
+            sorted: Counted::of(&samples),
         }];
         let frame = frame(Share::Above, &series);
-        let points = steps(&samples, Share::Above, &frame);
+        let points = steps(&Counted::of(&samples), Share::Above, &frame);
         assert_eq!(points[0], (frame.left, frame.y.px(100.0)));
         // Three quarters are 10 ms, one quarter lies above.
         assert_eq!(points[2].1, frame.y.px(25.0));
@@ -176,7 +176,7 @@ mod tests {
     fn no_samples_is_said() {
         let series = [Series {
             name: "a",
-            sorted_ns: &[],
+            sorted: Counted::default(),
         }];
         for share in [Share::AtOrBelow, Share::Above] {
             let figure = ecdf("e", "TTFT", "time", share, &series);

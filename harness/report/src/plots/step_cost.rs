@@ -15,7 +15,7 @@ pub(crate) fn step_cost(id: &str, data: &RunData, arms: &[String]) -> Figure {
     let points = |arm: &str| -> Vec<(f64, f64)> {
         let steps = data.steps.iter().filter(|step| step.arm == arm);
         let point = |row: &pb_contract::StepRow| {
-            let tokens = (row.prefill_tokens + row.decode_tokens) as f64;
+            let tokens = row.prefill_tokens.saturating_add(row.decode_tokens) as f64;
             (tokens, row.duration_ns.0 as f64 / 1e6)
         };
         steps

@@ -1,7 +1,6 @@
 //! A run that looks like a real one: a small deterministic model of an engine that prefills long
 //! prompts between the decodes of background streams, whole in one arm and in chunks in the other.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use pb_contract::manifest::{
@@ -18,6 +17,8 @@ const STREAMS: u64 = 4;
 const PROMPTS: u64 = 12;
 /// Steps of an arm in a block: with them 1.7 % of gaps meet a whole prefill, so a p99 shows it.
 const STEPS: usize = 700;
+/// When the first long prompt arrives: after the prompts of the background streams.
+const FIRST_DUE_MS: u64 = 2_500;
 
 /// Names of the two arms, and how far the writer of the run got.
 pub(crate) struct Setting {
@@ -36,7 +37,17 @@ impl Default for Setting {
     }
 }
 
-fn manifest(setting: &Setting) -> RunManifest {
+/// The manifest of a run with these rows: every cell that has requests is in it.
+fn manifest(setting: &Setting, rows: &[RequestRow]) -> RunManifest {
+    let mut order: Vec<String> = Vec::new();
+    for row in rows {
+        let cell = format!("{}:{}", row.block, row.arm);
+        if !order.contains(&cell) {
+            order.push(cell);
+        }
+    }
+    let digest = |cell: &String| (cell.clone(), "aa".to_owned());
+    let [a, b] = setting.arms;
     let arm = |name: &str| ArmReceipt {
         name: name.to_owned(),
         ..ArmReceipt::default()
@@ -64,9 +75,9 @@ fn manifest(setting: &Setting) -> RunManifest {
             ..ModelReceipt::default()
         },
         seed: 1,
-        schedule_sha256: BTreeMap::new(),
-        arms: setting.arms.map(arm).to_vec(),
-        order: Vec::new(),
+        schedule_sha256: order.iter().map(digest).collect(),
+        arms: [a, b, "prefix-cache"].map(arm).to_vec(),
+        order,
         workload: serde_json::Value::Null,
     }
 }
@@ -183,8 +194,10 @@ fn run_block(arm: &str, block: u32, chunk: usize, start: u64) -> Server<'_> {
     };
     let mut next = 0;
     let mut left = 0_usize;
+    // The prompts of the background streams.
+    server.step(1200 * STREAMS as usize);
     while server.steps.len() < STEPS {
-        let due = start + (500 + next * 900) * MS;
+        let due = start + (FIRST_DUE_MS + next * 900) * MS;
         if left == 0 && next < PROMPTS && server.now >= due {
             (left, next) = (1200, next + 1);
         }
@@ -192,7 +205,7 @@ fn run_block(arm: &str, block: u32, chunk: usize, start: u64) -> Server<'_> {
         server.step(now);
         left -= now;
         if now > 0 && left == 0 {
-            let (arrival, end) = (start + (500 + (next - 1) * 900) * MS, server.now);
+            let (arrival, end) = (start + (FIRST_DUE_MS + (next - 1) * 900) * MS, server.now);
             server.row(100 + next, "long_prompt", arrival, end, end, 1);
             let token = server.token(100 + next, 0, end);
             server.tokens.push(token);
@@ -263,12 +276,13 @@ pub(crate) fn run(setting: &Setting) -> RunData {
     cache_rows(&mut cache);
     rows.extend(cache.rows);
     tokens.extend(cache.tokens);
-    RunData::from_parts(Path::new("run"), manifest(setting), rows, tokens, steps).unwrap()
+    let manifest = manifest(setting, &rows);
+    RunData::from_parts(Path::new("run"), manifest, rows, tokens, steps).unwrap()
 }
 
 /// A run directory without a row.
 pub(crate) fn empty(setting: &Setting) -> RunData {
-    let manifest = manifest(setting);
+    let manifest = manifest(setting, &[]);
     RunData::from_parts(
         Path::new("run"),
         manifest,

@@ -58,7 +58,8 @@ fn check_numerics(
 ) -> Result<()> {
     let settings = ValidateSettings {
         prompts: if args.smoke { 2 } else { 12 },
-        prompt_len: if args.smoke { 41 } else { 53 },
+        chunks: None,
+        prompt_len: if args.smoke { 41 } else { 128 },
         threads: crate::machine::cores(),
         seed: args.seed,
     };

@@ -1,0 +1,44 @@
+//! Text from elsewhere, made safe to show.
+//!
+//! Arm names and server messages come from files that anyone may have written. A control character
+//! can drive a terminal, and a bidirectional override makes a line read other than it is written.
+//! Both are shown by their code, so that the reader sees that something is there.
+
+/// The text with every control character, bidirectional control and line separator written as
+/// `\u{…}`. Line breaks and tabs become spaces.
+pub fn visible(text: &str) -> String {
+    let mut safe = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '\n' | '\r' | '\t' => safe.push(' '),
+            c if hides(c) => safe.extend(c.escape_unicode()),
+            c => safe.push(c),
+        }
+    }
+    safe
+}
+
+/// Whether a character acts on the text around it instead of showing itself.
+fn hides(character: char) -> bool {
+    let bidirectional = matches!(
+        character,
+        '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'
+    );
+    let separator = matches!(character, '\u{2028}' | '\u{2029}');
+    character.is_control() || bidirectional || separator
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn controls_and_overrides_are_shown_by_code() {
+        let text = visible("a\u{1b}[2J\u{9b}b\u{202e}c\u{2066}d\ne–é");
+        assert_eq!(text, r"a\u{1b}[2J\u{9b}b\u{202e}c\u{2066}d e–é");
+        for code in (0x202a..=0x202e).chain(0x2066..=0x2069) {
+            let one = char::from_u32(code).unwrap().to_string();
+            assert_eq!(visible(&one), format!("\\u{{{code:x}}}"));
+        }
+    }
+}
