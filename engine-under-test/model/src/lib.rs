@@ -65,6 +65,7 @@ pub fn load(path: &Path) -> Result<Model> {
         let problem = format!("has ids up to {}, the embedding table {rows} rows", ids - 1);
         return Err(ModelError::tokenizer("vocabulary", problem));
     }
+    model.weights.check_finite()?;
     Ok(model)
 }
 

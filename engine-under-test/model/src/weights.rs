@@ -98,6 +98,42 @@ impl Weights {
         self.lm_head.as_ref().unwrap_or(&self.embed)
     }
 
+    /// Checks that no weight is infinite or not a number: such a model answers, and every answer
+    /// is nonsense.
+    ///
+    /// # Errors
+    /// [`crate::ModelError::Tensor`] naming the part and the first such value.
+    pub fn check_finite(&self) -> crate::Result<()> {
+        let part = |name: String, data: &[f32]| match data.iter().position(|v| !v.is_finite()) {
+            None => Ok(()),
+            Some(at) => Err(crate::ModelError::Tensor {
+                name,
+                problem: format!("value {at} is {}: every weight must be finite", data[at]),
+            }),
+        };
+        part("embedding".into(), &self.embed.data)?;
+        part("final norm".into(), &self.final_norm)?;
+        if let Some(head) = &self.lm_head {
+            part("output head".into(), &head.data)?;
+        }
+        for (i, l) in self.layers.iter().enumerate() {
+            let matrices = [&l.q, &l.k, &l.v, &l.o, &l.gate, &l.up, &l.down];
+            for (name, m) in ["q", "k", "v", "o", "gate", "up", "down"]
+                .iter()
+                .zip(matrices)
+            {
+                part(format!("layer {i} {name}"), &m.data)?;
+            }
+            for (name, v) in [("attention norm", &l.attn_norm), ("mlp norm", &l.mlp_norm)] {
+                part(format!("layer {i} {name}"), v)?;
+            }
+            for bias in [&l.q_bias, &l.k_bias, &l.v_bias].into_iter().flatten() {
+                part(format!("layer {i} bias"), bias)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Number of parameters; a tied head counts once.
     pub fn parameter_count(&self) -> usize {
         let layer = |l: &LayerWeights| {

@@ -26,6 +26,26 @@ const EXAMPLES: &str = "Examples:
 
 Exit codes: 0 pass, 1 a check failed, 2 bad usage or unreadable input, 3 inconclusive or void.";
 
+/// Threads beyond this are a typing error on any machine.
+const MAX_THREADS: usize = 1024;
+
+/// Parses a number of threads.
+fn threads(text: &str) -> Result<usize, String> {
+    match positive(text)? {
+        n if n <= MAX_THREADS => Ok(n),
+        _ => Err(format!("must be at most {MAX_THREADS}")),
+    }
+}
+
+/// Parses a number of at least 1.
+fn positive(text: &str) -> Result<usize, String> {
+    match text.parse() {
+        Ok(0) => Err("must be at least 1".into()),
+        Ok(n) => Ok(n),
+        Err(error) => Err(format!("not a number: {error}")),
+    }
+}
+
 /// The verbs.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Verb {
@@ -62,14 +82,18 @@ pub(crate) struct QuickstartArgs {
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
     /// Matched blocks: in each, both arms run the same schedule.
-    #[arg(long, default_value_t = 6)]
+    #[arg(long, default_value_t = 6, value_parser = clap::value_parser!(u32).range(1..=1000))]
     pub(crate) blocks: u32,
     /// Compute threads of each engine; default: one core is left to the load driver.
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// Token budget of the chunked arm.
-    #[arg(long, default_value_t = 128)]
+    #[arg(long, default_value = "128", value_parser = positive)]
     pub(crate) budget: usize,
+    /// Mean time between long prompts; default: 1.25 times the measured prefill time of one, so
+    /// that every machine is loaded alike.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600_000))]
+    pub(crate) mean_gap_ms: Option<u64>,
     /// Run the monolithic configuration in both arms: a difference claimed then is false.
     #[arg(long)]
     pub(crate) aa: bool,
@@ -246,7 +270,7 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value_t = KvDtypeArg::F32)]
     pub(crate) kv_dtype: KvDtypeArg,
     /// Compute threads; default: all cores.
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// Token budget of a step; default: 512, or the whole context with chunking off.
     #[arg(long)]
@@ -261,10 +285,10 @@ pub(crate) struct ServeArgs {
     #[arg(long, value_enum, default_value_t = PrefixCacheArg::HashChain)]
     pub(crate) prefix_cache: PrefixCacheArg,
     /// Tokens in a KV block.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value = "16", value_parser = positive)]
     pub(crate) block_size: usize,
     /// Blocks in the KV pool; default: from --kv-bytes.
-    #[arg(long, conflicts_with = "kv_bytes")]
+    #[arg(long, conflicts_with = "kv_bytes", value_parser = positive)]
     pub(crate) num_blocks: Option<usize>,
     /// Size of the KV pool, for example 512MiB or 2GiB.
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
@@ -303,7 +327,7 @@ pub(crate) struct ValidateArgs {
     #[arg(long, value_delimiter = ',', value_name = "SIZES")]
     pub(crate) chunks: Option<Vec<usize>>,
     /// Compute threads; default: all cores.
-    #[arg(long)]
+    #[arg(long, value_parser = threads)]
     pub(crate) threads: Option<usize>,
     /// Seed of the choice of prompts.
     #[arg(long, default_value_t = 1)]

@@ -11,6 +11,13 @@ fn proc_value(path: &str, key: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_string())
 }
 
+/// Memory that can be had without swapping, where the system says so.
+pub(crate) fn available_bytes() -> Option<u64> {
+    let text = proc_value("/proc/meminfo", "MemAvailable")?;
+    let kib: u64 = text.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
 /// What this machine is.
 pub(crate) fn machine() -> Machine {
     let kib = proc_value("/proc/meminfo", "MemTotal")

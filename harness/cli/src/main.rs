@@ -39,10 +39,26 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", chain(&error));
             ExitCode::from(EXIT_USAGE)
         }
     }
+}
+
+/// The messages from the outermost to the cause; one that the message before it already ends with
+/// is not said twice.
+fn chain(error: &anyhow::Error) -> String {
+    let mut text = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if text.ends_with(&cause) {
+            continue;
+        }
+        if !text.is_empty() {
+            text.push_str(": ");
+        }
+        text.push_str(&cause);
+    }
+    text
 }
 
 /// Whether the reader of standard output went away, which is no failure of ours.
@@ -51,4 +67,19 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .chain()
         .find_map(|e| e.downcast_ref::<std::io::Error>());
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::anyhow;
+
+    #[test]
+    fn a_cause_is_said_once() {
+        let error = anyhow!("disk full")
+            .context("cannot write x: disk full")
+            .context("saving");
+        assert_eq!(super::chain(&error), "saving: cannot write x: disk full");
+        let error = anyhow!("disk full").context("cannot write x");
+        assert_eq!(super::chain(&error), "cannot write x: disk full");
+    }
 }

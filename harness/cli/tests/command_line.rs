@@ -41,7 +41,7 @@ fn completions_exist_for_common_shells() {
 
 /// Commands that must fail, words separated by spaces, and what the message must name.
 /// `FILE` stands for a file that is no model.
-const BAD: [(&str, &str); 9] = [
+const BAD: [(&str, &str); 17] = [
     ("serve --model no-such-file.gguf", "no-such-file.gguf"),
     ("serve --model FILE", "x.gguf"),
     (
@@ -50,6 +50,23 @@ const BAD: [(&str, &str); 9] = [
     ),
     ("serve --model synthetic-tiny --kv-bytes 1", "--kv-bytes"),
     ("serve --model synthetic-tiny --kv-bytes lots", "lots"),
+    (
+        "serve --model synthetic-tiny --kv-bytes 9999GiB",
+        "--kv-bytes",
+    ),
+    ("serve --model synthetic-tiny --threads 100000000", "1024"),
+    ("quickstart --blocks 0", "blocks"),
+    ("quickstart --budget 0", "budget"),
+    (
+        "validate --model synthetic-tiny --prompts 18446744073709551615",
+        "--prompts",
+    ),
+    (
+        "validate --model synthetic-tiny --prompt-len 37",
+        "--prompt-len",
+    ),
+    ("model export-bf16 synthetic-tiny FILE", "exists"),
+    ("calc prefix --prompt 10 --shared 20", "--shared"),
     (
         "serve --model synthetic-tiny --max-model-len 99999999",
         "max_model_len",

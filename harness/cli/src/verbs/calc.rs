@@ -39,6 +39,12 @@ pub(crate) fn run(args: &CalcArgs) -> Result<ExitCode> {
             layer_ms,
         } => (transfer(shape, *link, *layer_ms)?, shape.json),
     };
+    for (key, value, _) in &lines {
+        ensure!(
+            !value.is_null(),
+            "{key} is not finite: the arguments are too large"
+        );
+    }
     print(&lines, as_json)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -107,6 +113,10 @@ fn chunks(budget: usize, decodes: usize, prompt: usize, chunk: Option<usize>) ->
 }
 
 fn prefix(prompt: u64, shared: u64, block_size: u64) -> Result<Vec<Line>> {
+    ensure!(
+        shared <= prompt,
+        "--shared {shared}: a prompt of {prompt} tokens shares no more"
+    );
     let hit = f::block_hit_tokens(prompt, shared, block_size)
         .context("--block-size 0: a block holds at least one token")?;
     let work = f::prefix_work(prompt, hit).context("the hit is longer than the prompt")?;

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pb_model::gguf::{GgufFile, export_bf16};
 use pb_model::synth::{self, Kind, Size};
 
@@ -57,6 +57,9 @@ fn synthesise(dir: &Path, size: SynthSize, kind: SynthKind, seed: u64) -> Result
         SynthKind::Sharp => Kind::Sharp,
         SynthKind::HfInit => Kind::HfInit,
     };
+    if dir.exists() {
+        bail!("{} exists: name a directory that does not", dir.display());
+    }
     synth::write_dir(dir, kind, size, seed)
         .with_context(|| format!("writing a generated model to {}", dir.display()))?;
     writeln!(std::io::stdout(), "{}", dir.display())?;
@@ -97,6 +100,9 @@ fn info(name: &str, json: bool) -> Result<()> {
 }
 
 fn export(name: &str, out: &Path) -> Result<()> {
+    if out.exists() {
+        bail!("{} exists: name a file that does not", out.display());
+    }
     let path = model_source::path(name)?;
     let source = GgufFile::open(&path).context("only a GGUF file can be exported")?;
     let (_, weights) = source.weights()?;

@@ -88,9 +88,6 @@ fn resolve(args: &ServeArgs, obtained: &Obtained) -> Result<EngineConfig> {
         Numerics::F64 => KvDtype::F64,
         Numerics::Exact | Numerics::Fast => args.kv_dtype.into(),
     };
-    if args.block_size == 0 {
-        bail!("--block-size 0: a block holds at least one token");
-    }
     let max_model_len = args.max_model_len.unwrap_or(model.max_position);
     let block_bytes = kv_bytes_per_token(model, kv_dtype).saturating_mul(args.block_size);
     let from_bytes = (args.kv_bytes.0 / block_bytes as u64) as usize;
@@ -103,6 +100,7 @@ fn resolve(args: &ServeArgs, obtained: &Obtained) -> Result<EngineConfig> {
             args.block_size
         );
     }
+    check_memory(num_blocks.saturating_mul(block_bytes))?;
     let chunked = args.chunked == Switch::On;
     let budget = if chunked {
         DEFAULT_BUDGET
@@ -123,6 +121,20 @@ fn resolve(args: &ServeArgs, obtained: &Obtained) -> Result<EngineConfig> {
         seed: args.seed,
         fault: Fault::None,
     })
+}
+
+/// Refuses a KV pool that this machine cannot hold: allocating it would end the process.
+fn check_memory(pool_bytes: usize) -> Result<()> {
+    let Some(available) = machine::available_bytes() else {
+        return Ok(());
+    };
+    if pool_bytes as u64 > available {
+        bail!(
+            "the KV pool would need {pool_bytes} bytes and {available} are available; lower \
+             --kv-bytes or --num-blocks"
+        );
+    }
+    Ok(())
 }
 
 /// The key that clients must send, from the environment and nowhere else.

@@ -1,7 +1,7 @@
 //! The A/B part: both arms run the same schedules in matched blocks, order seeded.
 
 use anyhow::{Context, Result};
-use pb_contract::Stream;
+use pb_contract::{Nanos, Stream};
 use pb_judge::run::{CacheControl, Comparison};
 use pb_workloads::{PROSE, TextSource, interference};
 
@@ -29,7 +29,7 @@ pub(crate) fn prompt_text(arm: &Arm, run_nonce: u64) -> Result<TextSource> {
 
 /// Runs every block in both arms.
 pub(crate) fn run(
-    settings: &Settings,
+    settings: &mut Settings,
     seed: u64,
     model: &str,
     run: &mut Run,
@@ -44,6 +44,13 @@ pub(crate) fn run(
     run.notes.comparison = Some(comparison(settings));
     run.save_notes()?;
     let mut text = prompt_text(&arms[0], seed)?;
+    if settings.mean_gap_ns == Nanos::ZERO {
+        progress.phase("measuring one long prefill");
+        let length = (settings.long_prompt_min + settings.long_prompt_max) / 2;
+        let prompt = text.prompt(length, &mut Stream::new(seed, "calibration"))?;
+        settings.set_gap_from(arms[0].time_prefill(&prompt)?);
+        run.set_workload(serde_json::to_value(&*settings)?)?;
+    }
     for block in 0..settings.blocks {
         let plan = interference(
             &settings.interference(),

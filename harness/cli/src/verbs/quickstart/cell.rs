@@ -6,7 +6,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use pb_contract::manifest::ArmReceipt;
 use pb_contract::plan::Plan;
-use pb_contract::{Nanos, StepRow};
+use pb_contract::{Clock, Nanos, StepRow, WallClock};
 use pb_judge::run::ResetProof;
 use pb_load::control::Control;
 use pb_load::steps::{StepItem, StepReader};
@@ -78,6 +78,17 @@ impl Arm {
         reader.stop()?;
         self.next_step = receiver.iter().max().map_or(0, |step| step + 1);
         Ok(())
+    }
+
+    /// How long one token after `prompt` takes on an idle engine: the prefill time.
+    pub(crate) fn time_prefill(&mut self, prompt: &[u32]) -> Result<Nanos> {
+        let start = WallClock.now();
+        self.runtime
+            .block_on(self.control.probe(prompt, 1, Some("calibration")))?;
+        let elapsed = WallClock.now() - start;
+        // The steps of this request are not part of any cell.
+        self.warm_up()?;
+        Ok(elapsed)
     }
 
     fn read_steps(&self, mut on: impl FnMut(StepRow) + Send + 'static) -> Result<StepReader> {

@@ -34,11 +34,17 @@ pub(crate) fn run(args: &QuickstartArgs) -> Result<ExitCode> {
     let progress = Progress::new();
     let model = model_source::obtain_or_generate(&args.model, &progress)?;
     let dir = paths::new_run_dir(args.out.as_deref(), "quickstart")?;
-    let settings = Settings::new(args, model.model.config.max_position);
+    let mut settings = Settings::new(args, model.model.config.max_position);
     let workload = serde_json::to_value(&settings)?;
     let mut run = Run::create(&dir, args.seed, model.receipt.clone(), workload)?;
     progress.note(format!("run directory: {}", dir.display()));
-    ab::run(&settings, args.seed, &model.argument, &mut run, &progress)?;
+    ab::run(
+        &mut settings,
+        args.seed,
+        &model.argument,
+        &mut run,
+        &progress,
+    )?;
     prefix::run(&settings, args.seed, &model.argument, &mut run, &progress)?;
     if !args.skip_numerics {
         check_numerics(args, model, &mut run, &progress)?;

@@ -68,6 +68,12 @@ impl Run {
         self.writer.dir().to_path_buf()
     }
 
+    /// Records the workload as it was resolved in the end.
+    pub(crate) fn set_workload(&mut self, workload: serde_json::Value) -> Result<()> {
+        self.writer.update_manifest(|m| m.workload = workload)?;
+        Ok(())
+    }
+
     /// Adds an arm to the manifest.
     pub(crate) fn add_arm(&mut self, arm: ArmReceipt) -> Result<()> {
         self.writer.update_manifest(|m| m.arms.push(arm))?;

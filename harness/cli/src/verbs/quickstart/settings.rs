@@ -33,7 +33,7 @@ pub(crate) struct Settings {
     pub(crate) long_prompt_min: usize,
     /// Longest long prompt, in tokens.
     pub(crate) long_prompt_max: usize,
-    /// Mean time between long prompts.
+    /// Mean time between long prompts; zero until it has been measured.
     pub(crate) mean_gap_ns: Nanos,
     /// No request starts later than this after the start of a cell.
     pub(crate) horizon_ns: Nanos,
@@ -67,12 +67,28 @@ impl Settings {
             streams: 4,
             long_prompt_min: long_min.min(longest),
             long_prompt_max: long_max.min(longest),
-            mean_gap_ns: Nanos::from_millis(if args.smoke { 800 } else { 2_500 }),
+            mean_gap_ns: match args.mean_gap_ms {
+                Some(ms) => Nanos::from_millis(ms),
+                None if args.smoke => Nanos::from_millis(800),
+                None => Nanos::ZERO,
+            },
             horizon_ns: Nanos::from_secs(horizon_s),
             prefix_rounds: if args.smoke { 1 } else { 4 },
             system_len: 512.min(longest / 2),
             same_arms: args.aa,
         }
+    }
+
+    /// Sets the mean gap between long prompts to 1.25 times the time that one takes alone, in
+    /// steps of 50 ms. The prefill then occupies the engine for most of the time, so that stalls
+    /// are more than one in a hundred gaps and the 99th percentile sees them; and a machine of
+    /// another speed is loaded alike. The horizon grows when four would not fit.
+    pub(crate) fn set_gap_from(&mut self, prefill: Nanos) {
+        let gap_ms = (prefill.0 + prefill.0 / 4) / 1_000_000;
+        let gap_ms = gap_ms.div_ceil(50).max(1) * 50;
+        self.mean_gap_ns = Nanos::from_millis(gap_ms.min(10_000));
+        let four = Nanos(4 * self.mean_gap_ns.0);
+        self.horizon_ns = self.horizon_ns.max(four).min(Nanos::from_secs(20));
     }
 
     /// Names of the two arms, baseline first.
@@ -120,7 +136,7 @@ impl Settings {
             long_output_len: 8,
             long_requests_max: 1_000,
             mean_gap_ns: self.mean_gap_ns,
-            gap_shape: 4.0,
+            gap_shape: 16.0,
             warm_up_ns: Nanos::from_millis(500),
             horizon_ns: self.horizon_ns,
             drain_ns: Nanos::from_secs(60),
