@@ -2,8 +2,8 @@
 //!
 //! This runs on the engine thread, right after the step that made the token, so that a stop
 //! string ends its request before another token is computed and the count of output tokens does
-//! not depend on how fast the client reads. The work for a byte of text is a few operations for each
-//! stop string, whatever their lengths.
+//! not depend on how fast the client reads. The work for a byte of text is a few operations for
+//! each stop string, whatever their lengths.
 
 use std::sync::Arc;
 

@@ -317,7 +317,7 @@ pub(crate) struct ValidateArgs {
     #[arg(long)]
     pub(crate) model: String,
     /// Prompts, the units of the statistics.
-    #[arg(long, default_value_t = 16)]
+    #[arg(long, default_value_t = 24)]
     pub(crate) prompts: usize,
     /// Tokens in each prompt.
     #[arg(long, default_value_t = 128)]

@@ -115,26 +115,27 @@ async fn bodies_share_one_memory_and_give_it_back() {
     // Announced only: costs nothing.
     let announced = Open::raw(server.addr, &head(LIMIT), None).await;
     assert_eq!(send(server.addr, &raw).await.status, 200);
-    let mut partial = Open::raw(server.addr, &head(LIMIT), None).await;
-    partial.stream.write_all(&[b' '; LIMIT - 1]).await.unwrap();
-    let until = |wanted: u16| {
-        let (addr, raw) = (server.addr, raw.clone());
-        let tries = async move {
-            loop {
-                let reply = send(addr, &raw).await;
-                if reply.status == wanted {
-                    return reply;
-                }
+    // Which of two bodies finds the memory full depends on who is read first: try until it is
+    // the second.
+    let fill = async {
+        loop {
+            let mut partial = Open::raw(server.addr, &head(LIMIT), None).await;
+            partial.stream.write_all(&[b' '; LIMIT - 1]).await.unwrap();
+            let reply = send(server.addr, &raw).await;
+            if reply.status == 503 {
+                return (partial, reply);
             }
-        };
-        timeout(PATIENCE, tries)
+        }
     };
-    let refused = until(503).await.expect("the memory is full");
+    let (partial, refused) = timeout(PATIENCE, fill).await.expect("the memory is full");
     let message = refused.error()["message"].to_string();
     assert!(message.contains("bodies in flight"), "{message}");
     assert!(refused.head.contains("retry-after: 1"));
     drop(partial);
-    until(200).await.expect("the memory is free again");
+    let free = async { while send(server.addr, &raw).await.status != 200 {} };
+    timeout(PATIENCE, free)
+        .await
+        .expect("the memory is free again");
     drop(announced);
     server.shut_down().await;
 }

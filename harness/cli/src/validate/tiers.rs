@@ -19,10 +19,12 @@ pub(super) enum TierKind {
 }
 
 impl TierKind {
-    /// The tiers that mean something here: T2 only where the served mode rounds activations.
-    pub(super) fn of_this_machine() -> Vec<TierKind> {
+    /// The tiers that mean something here: T2 only where the served mode rounds activations, and
+    /// then T1 beside it unless `served_only`.
+    pub(super) fn of_this_machine(served_only: bool) -> Vec<TierKind> {
         match Isa::detect().preferred_dot() {
             Dot::F32 => vec![TierKind::F32],
+            Dot::Bf16 if served_only => vec![TierKind::Bf16],
             Dot::Bf16 => vec![TierKind::F32, TierKind::Bf16],
         }
     }

@@ -19,6 +19,7 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode> {
         prompts: args.prompts,
         prompt_len: args.prompt_len,
         chunks: args.chunks.clone(),
+        served_only: false,
         threads: args.threads.unwrap_or_else(machine::cores),
         seed: args.seed,
     };

@@ -63,8 +63,13 @@ fn check_numerics(
     progress: &Progress,
 ) -> Result<()> {
     let settings = ValidateSettings {
-        prompts: if args.smoke { 2 } else { 12 },
+        prompts: if args.smoke {
+            2
+        } else {
+            validate::enough_prompts()
+        },
         chunks: None,
+        served_only: true,
         prompt_len: if args.smoke { 41 } else { 128 },
         threads: crate::machine::cores(),
         seed: args.seed,
