@@ -45,6 +45,9 @@ pub struct InterferenceParams {
     pub gap_shape: f64,
     /// No long prompt before this offset: the background must be decoding first.
     pub warm_up_ns: Nanos,
+    /// Whether the first long prompt is due at the end of the warm-up, not one gap after it. In a
+    /// short run that gap would be a good part of the whole, and of decode gaps without prefill.
+    pub first_at_warm_up: bool,
     /// Length of the run: nothing is due later.
     pub horizon_ns: Nanos,
     /// Time for the last requests to end.
@@ -65,6 +68,7 @@ impl Default for InterferenceParams {
             mean_gap_ns: Nanos::from_millis(2_500),
             gap_shape: 4.0,
             warm_up_ns: Nanos::from_secs(1),
+            first_at_warm_up: false,
             horizon_ns: Nanos::from_secs(12),
             drain_ns: Nanos::from_secs(20),
         }
@@ -176,7 +180,17 @@ fn long_prompts(
     };
     let window = params.horizon_ns - params.warm_up_ns;
     let mut gaps = Stream::new(seed, "interference arrivals");
-    let offsets = arrivals.offsets(window, params.long_requests_max, &mut gaps)?;
+    let mut offsets = if params.first_at_warm_up {
+        // Without its first gap the process starts with an arrival; twice the window leaves
+        // enough arrivals to fill it after the shift, short of a first gap as long as the window.
+        let twice = Nanos(2 * window.0);
+        let later = arrivals.offsets(twice, params.long_requests_max, &mut gaps)?;
+        let first = later.first().copied().unwrap_or_default();
+        later.into_iter().map(|offset| offset - first).collect()
+    } else {
+        arrivals.offsets(window, params.long_requests_max, &mut gaps)?
+    };
+    offsets.retain(|&offset| offset < window);
     let mut lengths = Stream::new(seed, "interference prompt lengths");
     let mut prompts = Stream::new(seed, "interference long prompts");
     let spread = (params.long_prompt_max - params.long_prompt_min) as u64 + 1;
@@ -221,6 +235,35 @@ mod tests {
         }
         assert!(plan.open.is_sorted_by_key(|r| (r.offset_ns, r.id)));
         first_blocks_unique(&all_bodies(&plan), 8).unwrap();
+    }
+
+    #[test]
+    fn the_first_long_prompt_can_come_with_the_end_of_the_warm_up() {
+        let later = InterferenceParams::default();
+        let at_once = InterferenceParams {
+            first_at_warm_up: true,
+            ..later.clone()
+        };
+        let offsets = |params: &InterferenceParams| -> Vec<u64> {
+            let plan = interference(params, &mut text(), 7).unwrap();
+            plan.open.iter().map(|r| r.offset_ns.0).collect()
+        };
+        let (later, at_once) = (offsets(&later), offsets(&at_once));
+        assert_eq!(at_once[0], 1_000_000_000);
+        let gaps = |offsets: &[u64]| -> Vec<u64> {
+            offsets.windows(2).map(|pair| pair[1] - pair[0]).collect()
+        };
+        assert!(
+            gaps(&at_once).starts_with(&gaps(&later)),
+            "the gaps are the same"
+        );
+        let params = InterferenceParams::default();
+        let (end, mean) = (params.horizon_ns.0, params.mean_gap_ns.0);
+        let last = at_once[at_once.len() - 1];
+        assert!(
+            last < end && last > end - 2 * mean,
+            "arrivals fill the window to its end"
+        );
     }
 
     #[test]

@@ -90,7 +90,7 @@ pub(crate) struct QuickstartArgs {
     /// Token budget of the chunked arm.
     #[arg(long, default_value = "128", value_parser = positive)]
     pub(crate) budget: usize,
-    /// Mean time between long prompts; default: 1.25 times the measured prefill time of one, so
+    /// Mean time between long prompts; default: 1.15 times the measured prefill time of one, so
     /// that every machine is loaded alike.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=600_000))]
     pub(crate) mean_gap_ms: Option<u64>,

@@ -7,46 +7,46 @@ use std::net::TcpStream;
 use std::process::{Child, Command, Output, Stdio};
 
 /// A command for the binary, with an empty cache directory so that nothing outside matters.
-pub fn prefillbench(args: &[&str]) -> Command {
+pub(crate) fn prefillbench(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_prefillbench"));
     command.args(args);
     command
 }
 
 /// Runs the binary to its end.
-pub fn run(args: &[&str]) -> Output {
+pub(crate) fn run(args: &[&str]) -> Output {
     prefillbench(args).output().expect("the binary runs")
 }
 
 /// Standard output as text.
-pub fn stdout(output: &Output) -> String {
+pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).expect("UTF-8")
 }
 
 /// Standard error as text.
-pub fn stderr(output: &Output) -> String {
+pub(crate) fn stderr(output: &Output) -> String {
     String::from_utf8(output.stderr.clone()).expect("UTF-8")
 }
 
 /// Runs the binary, expects success and parses its standard output.
-pub fn json(args: &[&str]) -> serde_json::Value {
+pub(crate) fn json(args: &[&str]) -> serde_json::Value {
     let output = run(args);
     assert!(output.status.success(), "{args:?}: {}", stderr(&output));
     serde_json::from_str(&stdout(&output)).expect("one JSON document on standard output")
 }
 
 /// A server child that is killed when dropped.
-pub struct Server {
+pub(crate) struct Server {
     child: Child,
     /// `host:port`.
-    pub address: String,
+    pub(crate) address: String,
     /// Closing it stops the server.
-    pub stdin: Option<std::process::ChildStdin>,
+    pub(crate) stdin: Option<std::process::ChildStdin>,
 }
 
 impl Server {
     /// Starts `serve` on a free port and waits for its ready line.
-    pub fn start(args: &[&str]) -> Server {
+    pub(crate) fn start(args: &[&str]) -> Server {
         let mut command = prefillbench(&["serve", "--port", "0", "--until-stdin-closes"]);
         let mut child = command
             .args(args)
@@ -76,7 +76,7 @@ impl Server {
     }
 
     /// Sends one request and returns status and body.
-    pub fn request(&self, method: &str, path: &str, body: &str) -> (u16, String) {
+    pub(crate) fn request(&self, method: &str, path: &str, body: &str) -> (u16, String) {
         let mut stream = TcpStream::connect(&self.address).expect("a connection");
         let head = format!(
             "{method} {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
@@ -98,7 +98,7 @@ impl Server {
     }
 
     /// Waits for the server to end by itself.
-    pub fn wait(mut self) -> std::process::ExitStatus {
+    pub(crate) fn wait(mut self) -> std::process::ExitStatus {
         drop(self.stdin.take());
         self.child.wait().expect("the server ends")
     }

@@ -79,12 +79,12 @@ impl Settings {
         }
     }
 
-    /// Sets the mean gap between long prompts to 1.25 times the time that one takes alone, in
+    /// Sets the mean gap between long prompts to 1.15 times the time that one takes alone, in
     /// steps of 50 ms. The prefill then occupies the engine for most of the time, so that stalls
     /// are more than one in a hundred gaps and the 99th percentile sees them; and a machine of
     /// another speed is loaded alike. The horizon grows when four would not fit.
     pub(crate) fn set_gap_from(&mut self, prefill: Nanos) {
-        let gap_ms = (prefill.0 + prefill.0 / 4) / 1_000_000;
+        let gap_ms = prefill.0 / 100 * 115 / 1_000_000;
         let gap_ms = gap_ms.div_ceil(50).max(1) * 50;
         self.mean_gap_ns = Nanos::from_millis(gap_ms.min(10_000));
         let four = Nanos(4 * self.mean_gap_ns.0);
@@ -129,15 +129,16 @@ impl Settings {
         InterferenceParams {
             streams: self.streams,
             background_prompt_len: 32,
-            background_output_len: 96,
-            background_requests: 64 * self.streams,
+            background_output_len: 48,
+            background_requests: 128 * self.streams,
             long_prompt_min: self.long_prompt_min,
             long_prompt_max: self.long_prompt_max,
             long_output_len: 8,
             long_requests_max: 1_000,
             mean_gap_ns: self.mean_gap_ns,
             gap_shape: 16.0,
-            warm_up_ns: Nanos::from_millis(500),
+            warm_up_ns: Nanos::from_millis(300),
+            first_at_warm_up: true,
             horizon_ns: self.horizon_ns,
             drain_ns: Nanos::from_secs(60),
         }
