@@ -27,7 +27,12 @@ pub(crate) fn prompt_text(arm: &Arm, run_nonce: u64) -> Result<TextSource> {
     Ok(TextSource::new(tokens, run_nonce)?)
 }
 
-/// Runs every block in both arms.
+/// Runs every block in both arms, each cell in a fresh engine process.
+///
+/// A process keeps its luck: which physical pages its weights lie in changes the time of a decode
+/// step by several percent, for as long as it lives. One process an arm would turn that into a
+/// difference between the arms; a fresh one for each cell makes it part of the variation between
+/// blocks, where the interval accounts for it.
 pub(crate) fn run(
     settings: &mut Settings,
     seed: u64,
@@ -36,39 +41,47 @@ pub(crate) fn run(
     progress: &Progress,
 ) -> Result<()> {
     let names = settings.arms();
-    let mut arms = Vec::new();
-    for name in names {
-        progress.phase(format!("starting engine {name}"));
-        arms.push(Arm::start(name, &settings.serve_args(name, model), run)?);
-    }
+    let mut text = prepare(settings, seed, model, run, progress)?;
     run.notes.comparison = Some(comparison(settings));
     run.save_notes()?;
-    let mut text = prompt_text(&arms[0], seed)?;
-    if settings.mean_gap_ns == Nanos::ZERO {
-        progress.phase("measuring one long prefill");
-        let length = (settings.long_prompt_min + settings.long_prompt_max) / 2;
-        let prompt = text.prompt(length, &mut Stream::new(seed, "calibration"))?;
-        settings.set_gap_from(arms[0].time_prefill(&prompt)?);
-        run.set_workload(serde_json::to_value(&*settings)?)?;
-    }
-    for block in 0..settings.blocks {
+    let blocks = settings.blocks;
+    for block in 0..blocks {
         let plan = interference(
             &settings.interference(),
             &mut text,
             seed ^ u64::from(block) << 32,
         )?;
         for index in block_order(seed, block) {
-            let arm = &mut arms[index];
-            progress.phase(format!(
-                "block {} of {}: {}",
-                block + 1,
-                settings.blocks,
-                arm.name
-            ));
+            let name = names[index];
+            progress.phase(format!("block {} of {blocks}: {name}", block + 1));
+            let mut arm = Arm::start(name, &settings.serve_args(name, model), run)?;
             arm.run_cell(plan.clone(), block, run)?;
         }
     }
     Ok(())
+}
+
+/// Tokenises the prompt text and measures one long prefill, in an engine of the baseline that
+/// takes no part in the comparison.
+fn prepare(
+    settings: &mut Settings,
+    seed: u64,
+    model: &str,
+    run: &mut Run,
+    progress: &Progress,
+) -> Result<TextSource> {
+    let name = settings.arms()[0];
+    progress.phase(format!("starting engine {name}"));
+    let mut arm = Arm::start(name, &settings.serve_args(name, model), run)?;
+    let mut text = prompt_text(&arm, seed)?;
+    if settings.mean_gap_ns == Nanos::ZERO {
+        progress.phase("measuring one long prefill");
+        let length = (settings.long_prompt_min + settings.long_prompt_max) / 2;
+        let prompt = text.prompt(length, &mut Stream::new(seed, "calibration"))?;
+        settings.set_gap_from(arm.time_prefill(&prompt)?);
+        run.set_workload(serde_json::to_value(&*settings)?)?;
+    }
+    Ok(text)
 }
 
 fn comparison(settings: &Settings) -> Comparison {

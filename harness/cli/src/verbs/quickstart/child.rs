@@ -27,7 +27,11 @@ impl EngineChild {
     /// part of the message.
     pub(crate) fn start(args: &[String], log: &Path) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program's own file")?;
-        let log_file = File::create(log).with_context(|| format!("cannot create {log:?}"))?;
+        let log_file = File::options()
+            .create(true)
+            .append(true)
+            .open(log)
+            .with_context(|| format!("cannot create {log:?}"))?;
         let mut child = Command::new(&program)
             .arg("serve")
             .args(args)

@@ -74,8 +74,17 @@ impl Run {
         Ok(())
     }
 
-    /// Adds an arm to the manifest.
+    /// Adds an arm to the manifest, once.
     pub(crate) fn add_arm(&mut self, arm: ArmReceipt) -> Result<()> {
+        if self
+            .writer
+            .manifest()
+            .arms
+            .iter()
+            .any(|known| known.name == arm.name)
+        {
+            return Ok(());
+        }
         self.writer.update_manifest(|m| m.arms.push(arm))?;
         Ok(())
     }
