@@ -62,11 +62,15 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
             continue;
         }
         let close = format!("{}}}", " ".repeat(line.len() - trimmed.len()));
-        if let Some(end) = lines[start..].iter().position(|l| *l == close) {
-            if end + 1 > FUNCTION_LINES {
-                found.push((start + 1, end + 1));
-            }
-        }
+        let length = lines[start..]
+            .iter()
+            .position(|l| *l == close)
+            .map(|end| end + 1);
+        found.extend(
+            length
+                .filter(|&n| n > FUNCTION_LINES)
+                .map(|n| (start + 1, n)),
+        );
     }
     found
 }

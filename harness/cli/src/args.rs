@@ -319,7 +319,7 @@ pub(crate) struct ValidateArgs {
     /// Prompts, the units of the statistics.
     #[arg(long, default_value_t = 24)]
     pub(crate) prompts: usize,
-    /// Tokens in each prompt.
+    /// Tokens in each prompt, at least 38: above the prime among the chunk sizes.
     #[arg(long, default_value_t = 128)]
     pub(crate) prompt_len: usize,
     /// Chunk sizes, separated by commas; default: 1, around the block size, a prime, around the

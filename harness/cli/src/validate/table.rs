@@ -39,6 +39,21 @@ fn worst_share(verdict: &ConfigVerdict) -> String {
     }
 }
 
+/// `text` in lines of at most `width` characters, cut between words.
+fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_string()),
+        }
+    }
+    lines
+}
+
 /// The whole table, at most 100 columns wide.
 pub(crate) fn text(v: &Validation) -> String {
     let mut out = String::new();
@@ -59,7 +74,7 @@ pub(crate) fn text(v: &Validation) -> String {
     line("T1, T2  fast mode: error against f64, variant beside monolithic".into());
     for t in &v.tolerance {
         line(format!(
-            "  {:<12} {:<13} {}",
+            "  {:<22} {:<13} {}",
             t.config,
             word(&t.verdict),
             worst_share(t)
@@ -73,8 +88,19 @@ pub(crate) fn text(v: &Validation) -> String {
             "NOT REJECTED"
         };
         line(format!("  {:<13} {}", word, f.label));
-        let evidence: String = f.evidence.chars().take(80).collect();
-        line(format!("  {:<13} {evidence}", ""));
+        for words in wrapped(&f.evidence, 80) {
+            line(format!("  {:<13} {words}", ""));
+        }
     }
+    line(conclusion(v.exit_code()).into());
     out
+}
+
+/// What the exit code says, in words.
+fn conclusion(code: u8) -> &'static str {
+    match code {
+        0 => "PASS: every variant agrees with the monolithic pass and every fault was rejected",
+        3 => "INCONCLUSIVE: nothing is wrong, but a mean is undecided; try more --prompts",
+        _ => "FAIL: a variant differs or a planted fault was not rejected",
+    }
 }

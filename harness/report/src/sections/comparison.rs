@@ -23,9 +23,10 @@ pub(super) fn section(verdict: &RunVerdict, detail: Detail) -> Option<Section> {
     let title = format!("{} against {}", comparison.candidate, comparison.baseline);
     let mut section = Section::new("comparison", &title);
     section.text.push(
-        "Medians over blocks, paired by block. A claim needs a Holm-adjusted p below 0.05, an \
-         interval that excludes no change, and a change beyond the margin. * marks the primary \
-         metrics."
+        "Baseline and candidate are medians over blocks; the change is the mean of the changes \
+         within blocks (geometric, or of the differences for shares), so the columns need not \
+         match. A claim needs a Holm-adjusted p below 0.05, an interval that excludes no change, \
+         and a change beyond the margin of 3 % or 1 point. * marks the primary metrics."
             .to_owned(),
     );
     let blocks = verdict

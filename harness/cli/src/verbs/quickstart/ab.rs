@@ -87,10 +87,10 @@ fn prepare(
 fn comparison(settings: &Settings) -> Comparison {
     let [baseline, candidate] = settings.arms();
     let subject = if settings.same_arms {
-        "monolithic prefill with itself (an A/A run: any difference claimed is false)".to_string()
+        "monolithic prefill with itself (an A/A run: any claim is false)".to_string()
     } else {
         format!(
-            "chunked prefill under a budget of {} tokens with monolithic",
+            "chunked prefill (budget {} tokens) with monolithic prefill",
             settings.budget
         )
     };
