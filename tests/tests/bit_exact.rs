@@ -178,9 +178,9 @@ fn in_a_batch_with_decodes_and_in_permuted_blocks() -> Result<()> {
     let mut config = chunked(exact(256), 29);
     config.num_blocks = 46;
     let mut engine = bench.engine(config);
-    // Seven streams decode while the prompt is prefilled chunk by chunk; requests that come and
-    // go before it leave the free list in another order than a fresh pool's.
-    for (id, len) in [(100, 40), (101, 3), (102, 77)] {
+    // Seven streams decode while the prompt is prefilled chunk by chunk. Three requests that fill
+    // the pool and go before it leave the free list in another order than a fresh pool's.
+    for (id, len) in [(100, 230), (101, 230), (102, 230)] {
         engine.add(greedy(id, &bench.prompt(id, len), 5))?;
     }
     drain(&mut engine, 500)?;

@@ -18,17 +18,17 @@ pub(crate) fn conclusion_word(claim: Claim) -> &'static str {
     }
 }
 
+/// What the columns of the comparison mean, and what a claim needs.
+const HOW_TO_READ: &str = "Baseline and candidate are medians over blocks; the change is the mean \
+    of the changes within blocks (geometric, or of the differences for shares), so the columns \
+    need not match. A claim needs a Holm-adjusted p below 0.05, an interval that excludes no \
+    change, and a change beyond the margin of 3 % or 1 point. * marks the primary metrics.";
+
 pub(super) fn section(verdict: &RunVerdict, detail: Detail) -> Option<Section> {
     let comparison = verdict.performance.comparison.as_ref()?;
     let title = format!("{} against {}", comparison.candidate, comparison.baseline);
     let mut section = Section::new("comparison", &title);
-    section.text.push(
-        "Baseline and candidate are medians over blocks; the change is the mean of the changes \
-         within blocks (geometric, or of the differences for shares), so the columns need not \
-         match. A claim needs a Holm-adjusted p below 0.05, an interval that excludes no change, \
-         and a change beyond the margin of 3 % or 1 point. * marks the primary metrics."
-            .to_owned(),
-    );
+    section.text.push(HOW_TO_READ.to_owned());
     let blocks = verdict
         .performance
         .metrics
