@@ -6,7 +6,7 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command, Output, Stdio};
 
-/// A command for the binary, with an empty cache directory so that nothing outside matters.
+/// A command for the binary.
 pub(crate) fn prefillbench(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_prefillbench"));
     command.args(args);
