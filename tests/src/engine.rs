@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, anyhow};
 use pb_contract::{
-    EngineConfig, EngineEvent, EngineRequest, Fault, KvDtype, Nanos, Numerics, PrefixCacheKind,
-    RequestId, SamplingParams, TokenId, WallClock,
+    CacheOptions, EngineConfig, EngineEvent, EngineRequest, Fault, KvDtype, Nanos, Numerics,
+    PrefixCacheKind, RequestId, SamplingParams, Scheduling, TierOptions, TokenId, WallClock,
 };
 use pb_core::{Engine, LogitTap};
 use pb_model::forward::LogitRow;
@@ -29,6 +29,9 @@ pub fn config(numerics: Numerics, num_blocks: usize, max_model_len: usize) -> En
         num_blocks,
         max_model_len,
         seed: 0,
+        scheduling: Scheduling::default(),
+        cache: CacheOptions::default(),
+        tiers: TierOptions::default(),
         fault: Fault::None,
     }
 }
@@ -45,6 +48,9 @@ pub fn greedy(id: u64, prompt: &[TokenId], max_tokens: u32) -> EngineRequest {
             ..SamplingParams::default()
         },
         cache_salt: None,
+        adapter: None,
+        priority: 0,
+        fork_of: None,
         arrival: Nanos::ZERO,
     }
 }

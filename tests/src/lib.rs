@@ -1,8 +1,11 @@
 //! What the cross-crate tests share: finding golden files and the real model, and running the
 //! engine core in this process.
 
+pub mod covering;
 pub mod engine;
 pub mod golden;
+pub mod load;
+pub mod numeric_faults;
 
 use std::path::PathBuf;
 
@@ -30,4 +33,20 @@ pub fn real_model() -> Option<PathBuf> {
         path.display()
     );
     None
+}
+
+/// A file or folder of the shared data, or `None` with a message when it is not there.
+/// `PREFILLBENCH_SHARED` names the folder with `data/`; without it `../shared` is tried.
+pub fn shared_data(path: &str) -> Option<PathBuf> {
+    let inside = PathBuf::from("data").join(path);
+    let named = std::env::var_os("PREFILLBENCH_SHARED").map(|dir| PathBuf::from(dir).join(&inside));
+    let beside = repository().join("../shared").join(&inside);
+    let found = [named, Some(beside)]
+        .into_iter()
+        .flatten()
+        .find(|path| path.exists());
+    if found.is_none() {
+        eprintln!("skipped: no {path}; set PREFILLBENCH_SHARED to the folder with data/");
+    }
+    found
 }

@@ -5,8 +5,19 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow};
 use pb_contract::{EngineConfig, KvDtype, Numerics, PrefixCacheKind, RequestId, Stream, TokenId};
 use pb_core::{Engine, EngineParts};
+use pb_model::forward::KvScales;
 use pb_model::synth::{self, Kind, Size};
 use pb_tests::engine::{Rows, Tap, config, drain, greedy};
+
+/// Every element type that `exact` has. The 8-bit floats run with scale 1.
+const KV_DTYPES: [KvDtype; 6] = [
+    KvDtype::F32,
+    KvDtype::Bf16,
+    KvDtype::F16,
+    KvDtype::Fp8E4m3,
+    KvDtype::Fp8E5m2,
+    KvDtype::Int8,
+];
 
 /// Weights packed once, used under many configurations.
 struct Bench {
@@ -41,7 +52,9 @@ impl Bench {
     }
 
     fn engine(&self, config: EngineConfig) -> Engine {
-        self.parts.build(config).expect("a valid configuration")
+        self.parts
+            .build_under_test(config)
+            .expect("a valid configuration")
     }
 }
 
@@ -99,6 +112,10 @@ fn chunked(mut config: EngineConfig, chunk: usize) -> EngineConfig {
     config
 }
 
+fn of_type(kv_dtype: KvDtype, config: EngineConfig) -> EngineConfig {
+    EngineConfig { kv_dtype, ..config }
+}
+
 fn sizes(n: usize) -> Vec<usize> {
     vec![1, 15, 16, 17, 37, n - 1, n, n + 1]
 }
@@ -125,6 +142,49 @@ fn every_chunk_size_on_a_generated_model() -> Result<()> {
 }
 
 #[test]
+fn every_chunk_size_of_every_kv_type() -> Result<()> {
+    let bench = Bench::synthetic();
+    let n = 37;
+    let prompt = bench.prompt(6, n);
+    let mut seen = Vec::new();
+    for kv_dtype in KV_DTYPES {
+        let base = of_type(kv_dtype, exact(n + 2));
+        let reference = logits(&mut bench.engine(base.clone()), 0, &prompt)?;
+        for chunk in 1..=n {
+            let rows = logits(&mut bench.engine(chunked(base.clone(), chunk)), 0, &prompt)?;
+            assert_same(&reference, &rows, 0, &format!("{kv_dtype:?} chunk {chunk}"));
+        }
+        assert!(!seen.contains(&reference), "{kv_dtype:?} rounds as another");
+        seen.push(reference);
+    }
+    Ok(())
+}
+
+#[test]
+fn calibrated_scales_keep_the_bits_over_chunks_and_change_them_against_scale_one() -> Result<()> {
+    let mut bench = Bench::synthetic();
+    let n = 70;
+    let (prompt, sample) = (bench.prompt(7, n), bench.prompt(8, n));
+    for kv_dtype in [KvDtype::Fp8E4m3, KvDtype::Fp8E5m2] {
+        bench.parts.kv_scales = None;
+        let base = of_type(kv_dtype, exact(n + 2));
+        let unscaled = logits(&mut bench.engine(base.clone()), 0, &prompt)?;
+        let scales = KvScales::calibrate(&bench.parts.weights, kv_dtype, &sample)?;
+        bench.parts.kv_scales = Some(Arc::new(scales));
+        let reference = logits(&mut bench.engine(base.clone()), 0, &prompt)?;
+        assert_ne!(
+            reference, unscaled,
+            "{kv_dtype:?}: the scales have no effect"
+        );
+        for chunk in [1, 15, 16, 17, 50] {
+            let rows = logits(&mut bench.engine(chunked(base.clone(), chunk)), 0, &prompt)?;
+            assert_same(&reference, &rows, 0, &format!("{kv_dtype:?} chunk {chunk}"));
+        }
+    }
+    Ok(())
+}
+
+#[test]
 fn every_chunk_size_on_the_real_model() -> Result<()> {
     let Some(bench) = Bench::real() else {
         return Ok(());
@@ -145,11 +205,8 @@ fn block_sizes_threads_and_kv_types() -> Result<()> {
     let bench = Bench::synthetic();
     let n = 203;
     let prompt = bench.prompt(2, n);
-    for kv_dtype in [KvDtype::F32, KvDtype::Bf16] {
-        let base = EngineConfig {
-            kv_dtype,
-            ..exact(n + 2)
-        };
+    for kv_dtype in KV_DTYPES {
+        let base = of_type(kv_dtype, exact(n + 2));
         let reference = logits(&mut bench.engine(base.clone()), 0, &prompt)?;
         for block_size in [8, 16, 32] {
             for threads in [1, 2] {
@@ -172,10 +229,17 @@ fn block_sizes_threads_and_kv_types() -> Result<()> {
 #[test]
 fn in_a_batch_with_decodes_and_in_permuted_blocks() -> Result<()> {
     let bench = Bench::synthetic();
+    KV_DTYPES
+        .into_iter()
+        .try_for_each(|kv_dtype| mixed_and_permuted(&bench, kv_dtype))
+}
+
+fn mixed_and_permuted(bench: &Bench, kv_dtype: KvDtype) -> Result<()> {
     let n = 120;
     let prompt = bench.prompt(3, n);
-    let reference = logits(&mut bench.engine(exact(n + 2)), 0, &prompt)?;
-    let mut config = chunked(exact(256), 29);
+    let alone = of_type(kv_dtype, exact(n + 2));
+    let reference = logits(&mut bench.engine(alone), 0, &prompt)?;
+    let mut config = chunked(of_type(kv_dtype, exact(256)), 29);
     config.num_blocks = 46;
     let mut engine = bench.engine(config);
     // Seven streams decode while the prompt is prefilled chunk by chunk. Three requests that fill
@@ -217,19 +281,29 @@ fn in_a_batch_with_decodes_and_in_permuted_blocks() -> Result<()> {
     );
     let mut rows = tap.take();
     rows.retain(|(id, position), _| *id == RequestId(0) && *position < n);
-    assert_same(&reference, &rows, 0, "mixed batch");
+    assert_same(&reference, &rows, 0, &format!("{kv_dtype:?}, mixed batch"));
     Ok(())
 }
 
 #[test]
 fn cached_against_cold() -> Result<()> {
     let bench = Bench::synthetic();
+    KV_DTYPES
+        .into_iter()
+        .try_for_each(|kv_dtype| cached(&bench, kv_dtype))
+}
+
+fn cached(bench: &Bench, kv_dtype: KvDtype) -> Result<()> {
     let n = 100;
     let prompt = bench.prompt(4, n);
-    let reference = logits(&mut bench.engine(exact(n + 2)), 0, &prompt)?;
+    let reference = logits(
+        &mut bench.engine(of_type(kv_dtype, exact(n + 2))),
+        0,
+        &prompt,
+    )?;
     let config = EngineConfig {
         prefix_cache: PrefixCacheKind::HashChain,
-        ..exact(n + 2)
+        ..of_type(kv_dtype, exact(n + 2))
     };
     let mut engine = bench.engine(chunked(config, 23));
     let cold = logits(&mut engine, 1, &prompt)?;

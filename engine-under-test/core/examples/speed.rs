@@ -7,8 +7,8 @@
 use std::sync::Arc;
 
 use pb_contract::{
-    Clock, EngineConfig, EngineRequest, Fault, KvDtype, Nanos, Numerics, PrefixCacheKind,
-    RequestId, SamplingParams, Stream, WallClock,
+    CacheOptions, Clock, EngineConfig, EngineRequest, Fault, KvDtype, Nanos, Numerics,
+    PrefixCacheKind, RequestId, SamplingParams, Scheduling, Stream, TierOptions, WallClock,
 };
 use pb_core::{Engine, EngineParts};
 
@@ -28,6 +28,9 @@ fn config(threads: usize) -> EngineConfig {
         num_blocks: 64,
         max_model_len: 1024,
         seed: 0,
+        scheduling: Scheduling::default(),
+        cache: CacheOptions::default(),
+        tiers: TierOptions::default(),
         fault: Fault::None,
     }
 }
@@ -46,6 +49,9 @@ fn run(engine: &mut Engine, id: u64, prompt: Vec<u32>, output: usize) -> (f64, f
         prompt,
         sampling,
         cache_salt: None,
+        adapter: None,
+        priority: 0,
+        fork_of: None,
         arrival: Nanos::ZERO,
     };
     engine.add(request).expect("an admissible request");

@@ -1,22 +1,45 @@
 //! The engine's state machine.
 
+mod admission;
 mod commit;
+mod compute;
+mod counters;
+mod fork;
+mod hold;
+mod laws;
+mod movement;
+mod preempt;
+mod progress;
+mod queue;
 mod step;
 
 use std::collections::{BTreeMap, VecDeque};
 
 use pb_contract::{
-    BlockId, Buckets, EngineConfig, EngineRequest, RequestId, SamplingParams, Stream, TokenId,
+    BlockId, Buckets, EngineConfig, Fault, Nanos, Preemption, RequestId, Stream, TokenId,
 };
-use pb_kv::{CacheScope, HashedTokens, KvConfig, KvManager};
+use pb_kv::{CacheIdentity, EngineFormat, KvConfig, KvFormat, Positional, PrefixCache};
 use pb_model::forward::LogitRow;
-use pb_sched::{Policy, TokenBudget};
+use pb_sched::Policy;
+use pb_tiers::TierStack;
 
-use crate::error::AdmitError;
 use crate::execute::Executor;
 use crate::request::Live;
+use crate::swap::SwapPool;
 
+pub use counters::Counters;
+pub use hold::{Hold, HoldId};
+pub use progress::{Progress, RequestState};
 pub use step::StepOutput;
+
+/// A loaded adapter as the core must know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct AdapterInfo {
+    /// Name that requests use.
+    pub name: String,
+    /// Digest of its weights and settings: another adapter under the same name shares no block.
+    pub digest: [u8; 32],
+}
 
 /// What the core must know of the model.
 #[derive(Clone, Debug, PartialEq)]
@@ -29,31 +52,51 @@ pub struct EngineSpec {
     pub eos_ids: Vec<TokenId>,
     /// Hash of the weights: part of every cached block's identity.
     pub identity: [u8; 32],
+    /// How positions enter the keys: part of the identity as well.
+    pub positional: Positional,
+    /// Scales of an fp8 cache in the order of the layers, keys before values, empty for 1
+    /// everywhere: part of the identity, since the same codes mean other numbers with others.
+    pub kv_scales: Vec<f32>,
+    /// Name and version of what computes: another backend's blocks are not reused.
+    pub backend: String,
+    /// Loaded adapters, in the order in which the executor counts them.
+    pub adapters: Vec<AdapterInfo>,
 }
 
-/// Cumulative counts since the engine started, and the queue lengths now.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Counters {
-    /// Tokens looked up in the prefix cache by first admissions.
-    pub queried_tokens: u64,
-    /// Of these, tokens found.
-    pub hit_tokens: u64,
-    /// Tokens looked up by admissions after a preemption.
-    pub preempted_queried_tokens: u64,
-    /// Of these, tokens found.
-    pub preempted_hit_tokens: u64,
-    /// Preemptions.
-    pub preemptions: u64,
-    /// Prompt tokens of admitted requests.
-    pub prompt_tokens: u64,
-    /// Tokens generated.
-    pub generation_tokens: u64,
-    /// Cached blocks that lost their contents.
-    pub evicted_blocks: u64,
-    /// Requests running.
-    pub running: usize,
-    /// Requests waiting.
-    pub waiting: usize,
+impl EngineSpec {
+    /// A specification for engines without a model: nothing ends a sequence but its length.
+    pub fn simulated(vocab: usize, max_position: usize) -> Self {
+        EngineSpec {
+            vocab,
+            max_position,
+            eos_ids: Vec::new(),
+            identity: [0; 32],
+            positional: Positional::default(),
+            kv_scales: Vec::new(),
+            backend: "simulated".to_owned(),
+            adapters: Vec::new(),
+        }
+    }
+
+    /// Digest of everything that is the same for all requests of an engine and enters the values
+    /// of keys and values.
+    fn cache_identity(&self, config: &EngineConfig) -> [u8; 32] {
+        CacheIdentity {
+            weights: self.identity,
+            positional: self.positional.clone(),
+            kv: KvFormat {
+                dtype: config.kv_dtype,
+                scales: self.kv_scales.clone(),
+                layout: "block image 1".to_owned(),
+            },
+            engine: EngineFormat {
+                numerics: config.numerics,
+                block_size: config.block_size,
+                revision: self.backend.clone(),
+            },
+        }
+        .digest()
+    }
 }
 
 /// Sees the logits of every computed position, for numerical validation.
@@ -66,14 +109,25 @@ pub trait LogitTap: Send {
 pub struct Engine {
     config: EngineConfig,
     spec: EngineSpec,
+    /// Seed of every block's name.
+    identity: [u8; 32],
     policy: Box<dyn Policy>,
-    kv: KvManager,
+    kv: Box<dyn PrefixCache>,
+    tiers: TierStack,
+    swap: SwapPool,
+    /// Bytes of a block image; 0 while neither tiers nor swapping need images.
+    image_bytes: usize,
+    arrivals: u64,
     requests: BTreeMap<RequestId, Live>,
+    /// Each request's own random stream.
+    streams: BTreeMap<RequestId, Stream>,
     running: Vec<RequestId>,
     waiting: VecDeque<RequestId>,
+    holds: hold::Holds,
     executor: Box<dyn Executor>,
     tap: Option<Box<dyn LogitTap>>,
     counters: Counters,
+    lock_wait: Nanos,
     steps: u64,
 }
 
@@ -81,8 +135,27 @@ impl Engine {
     /// An idle engine with an empty cache. The executor's KV pool is made to fit `config`.
     ///
     /// # Errors
-    /// A sentence that names the setting at fault.
+    /// A sentence that names the setting at fault; a planted fault is one.
     pub fn new(
+        config: EngineConfig,
+        spec: EngineSpec,
+        executor: Box<dyn Executor>,
+    ) -> Result<Self, String> {
+        if config.fault != Fault::None {
+            return Err(format!(
+                "fault = {:?}: an engine with a planted fault is for tests of the checks only; \
+                 remove the key",
+                config.fault
+            ));
+        }
+        Self::new_under_test(config, spec, executor)
+    }
+
+    /// As [`Engine::new`], and a planted fault is allowed: for proving that a check finds it.
+    ///
+    /// # Errors
+    /// A sentence that names the setting at fault.
+    pub fn new_under_test(
         config: EngineConfig,
         spec: EngineSpec,
         mut executor: Box<dyn Executor>,
@@ -94,28 +167,35 @@ impl Engine {
                 config.max_model_len, spec.max_position
             ));
         }
-        let policy = TokenBudget::new(
-            config.max_batched_tokens,
-            config.max_num_seqs,
-            config.max_model_len,
-            config.chunked,
-        );
-        policy.validate().map_err(|e| e.to_string())?;
-        let kv_config = KvConfig::new(config.block_size, config.num_blocks, config.prefix_cache);
+        let identity = spec.cache_identity(&config);
+        let policy = pb_sched::build(&config).map_err(|e| e.to_string())?;
+        let kv = pb_kv::build(kv_config(&config)).map_err(|e| e.to_string())?;
+        let tiers = TierStack::open(&config.tiers, identity, config.fault);
         executor.resize_kv(config.block_size, config.num_blocks);
-        Ok(Engine {
-            kv: KvManager::new(kv_config).map_err(|e| e.to_string())?,
-            policy: Box::new(policy),
+        executor.set_fault(config.fault)?;
+        let mut engine = Engine {
+            identity,
+            policy,
+            kv,
+            tiers: tiers.map_err(|e| e.to_string())?,
+            swap: SwapPool::new(swap_blocks(&config)),
+            image_bytes: 0,
+            arrivals: 0,
             config,
             spec,
             requests: BTreeMap::new(),
+            streams: BTreeMap::new(),
             running: Vec::new(),
             waiting: VecDeque::new(),
+            holds: hold::Holds::default(),
             executor,
             tap: None,
             counters: Counters::default(),
+            lock_wait: Nanos::ZERO,
             steps: 0,
-        })
+        };
+        engine.measure_image();
+        Ok(engine)
     }
 
     /// The configuration.
@@ -133,91 +213,38 @@ impl Engine {
         self.tap = tap;
     }
 
-    /// Takes a request into the waiting queue.
-    ///
-    /// # Errors
-    /// [`AdmitError`] when it could never be served.
-    pub fn add(&mut self, request: EngineRequest) -> Result<(), AdmitError> {
-        if self.requests.contains_key(&request.id) {
-            return Err(AdmitError::DuplicateId(request.id));
-        }
-        self.check_prompt(&request)?;
-        check_sampling(&request.sampling, self.spec.vocab)?;
-        let scope = CacheScope {
-            identity: self.spec.identity,
-            adapter: None,
-            salt: request.cache_salt.clone(),
-        };
-        let mut seq = HashedTokens::new(self.config.block_size, &scope);
-        seq.extend(&request.prompt);
-        let id = request.id;
-        let stream = match request.sampling.seed {
-            Some(seed) => Stream::new(seed, "sampling"),
-            None => Stream::new(self.config.seed, &format!("sampling of request {id}")),
-        };
-        let live = Live {
-            request,
-            seq,
-            computed: 0,
-            preempted: false,
-            admitted: false,
-            prompt_logprobs_done: 1,
-            stream,
-        };
-        self.requests.insert(id, live);
-        self.waiting.push_back(id);
-        Ok(())
+    /// Tells how long the caller waited for its lock or commands before the next step; goes into
+    /// that step's row.
+    pub fn set_lock_wait(&mut self, waited: Nanos) {
+        self.lock_wait = waited;
     }
 
-    fn check_prompt(&self, request: &EngineRequest) -> Result<(), AdmitError> {
-        let n = request.prompt.len();
-        if n == 0 {
-            return Err(AdmitError::EmptyPrompt);
-        }
-        let vocab = self.spec.vocab;
-        let outside = |&(_, &t): &(usize, &TokenId)| t as usize >= vocab;
-        if let Some((position, &token)) = request.prompt.iter().enumerate().find(outside) {
-            return Err(AdmitError::TokenOutOfRange {
-                token,
-                position,
-                vocab,
-            });
-        }
-        let max_model_len = self.config.max_model_len;
-        if n >= max_model_len {
-            return Err(AdmitError::PromptTooLong {
-                prompt_tokens: n,
-                max_model_len,
-            });
-        }
-        let longest = n
-            .saturating_add(request.sampling.max_tokens as usize)
-            .min(max_model_len);
-        // The last generated token's keys and values are never computed.
-        let needed_blocks = (longest - 1).max(n).div_ceil(self.config.block_size);
-        let pool_blocks = self.kv.usable_blocks();
-        if needed_blocks > pool_blocks {
-            return Err(AdmitError::NeverFits {
-                needed_blocks,
-                pool_blocks,
-            });
-        }
-        Ok(())
-    }
-
-    /// Removes a request and releases its blocks. Returns whether it was live. No event follows.
+    /// Removes a request, in whatever state it is, and releases its blocks. Returns whether it
+    /// was live. No event follows. A request that forks of it go by hands its place to the first
+    /// of them.
     pub fn abort(&mut self, id: RequestId) -> bool {
-        self.remove(id)
+        let place = self.waiting.iter().position(|&r| r == id);
+        let Some(live) = self.remove(id) else {
+            return false;
+        };
+        self.kv.free(id);
+        self.pass_on_leadership(live, place);
+        true
     }
 
-    fn remove(&mut self, id: RequestId) -> bool {
-        if self.requests.remove(&id).is_none() {
-            return false;
-        }
-        self.kv.free(id);
+    /// Takes a request out of every queue and pool; its blocks stay.
+    fn remove(&mut self, id: RequestId) -> Option<Live> {
+        let live = self.requests.remove(&id)?;
+        self.streams.remove(&id);
+        self.swap.take(id);
         self.running.retain(|&r| r != id);
-        self.waiting.retain(|&r| r != id);
-        true
+        if !self.waiting.is_empty() {
+            self.waiting.retain(|&r| r != id);
+        }
+        if let Some(leader) = live.leader.and_then(|l| self.requests.get_mut(&l)) {
+            leader.followers.retain(|&f| f != id);
+        }
+        Some(live)
     }
 
     /// Whether a step would find a request.
@@ -225,9 +252,16 @@ impl Engine {
         !self.requests.is_empty()
     }
 
-    /// Forgets all cached blocks. Refused (false) while any request holds blocks.
+    /// Forgets all cached blocks, those in tiers included. Refused (false) while any request
+    /// holds blocks.
     pub fn reset_prefix_cache(&mut self) -> bool {
-        self.kv.reset()
+        let done = self.kv.reset();
+        if done {
+            // Blocks that were evicted before belong to the past that is being forgotten.
+            self.kv.take_moves();
+            self.tiers.clear();
+        }
+        done
     }
 
     /// The three buckets of the KV pool.
@@ -235,14 +269,20 @@ impl Engine {
         self.kv.buckets()
     }
 
-    /// Cumulative counters and queue lengths.
-    pub fn counters(&self) -> Counters {
-        Counters {
-            evicted_blocks: self.kv.evicted_total(),
-            running: self.running.len(),
-            waiting: self.waiting.len(),
-            ..self.counters
-        }
+    /// Requests that hold blocks, in order of admission.
+    pub fn running(&self) -> &[RequestId] {
+        &self.running
+    }
+
+    /// Requests in the waiting queue, first come first; a request that waits for another's
+    /// prompt to fork from is not among them.
+    pub fn waiting(&self) -> impl Iterator<Item = RequestId> {
+        self.waiting.iter().copied()
+    }
+
+    /// Prompt and generated tokens of a live request.
+    pub fn tokens(&self, id: RequestId) -> Option<&[TokenId]> {
+        self.requests.get(&id).map(|live| live.seq.tokens())
     }
 
     /// Blocks of a live request, in order.
@@ -250,59 +290,40 @@ impl Engine {
         self.kv.block_table(id)
     }
 
+    /// The prefix cache, for looking at.
+    pub fn kv(&self) -> &dyn PrefixCache {
+        self.kv.as_ref()
+    }
+
+    /// The tiers, for looking at.
+    pub fn tiers(&self) -> &TierStack {
+        &self.tiers
+    }
+
     /// Bytes reserved for the KV pool.
     pub fn kv_bytes(&self) -> usize {
         self.executor.kv_bytes()
     }
+}
 
-    /// Checks every conservation law of the KV manager.
-    ///
-    /// # Errors
-    /// The first law that does not hold.
-    pub fn check(&self) -> Result<(), String> {
-        self.kv.check()
+/// The part of `config` that the KV manager needs.
+fn kv_config(config: &EngineConfig) -> KvConfig {
+    KvConfig {
+        null_block: config.cache.null_block,
+        placement: config.cache.placement,
+        verify_tokens: config.cache.verify_tokens,
+        hash: config.cache.hash,
+        eviction: config.cache.eviction,
+        record_evictions: config.tiers.any(),
+        fault: config.fault,
+        ..KvConfig::new(config.block_size, config.num_blocks, config.prefix_cache)
     }
 }
 
-/// Checks the sampling parameters.
-fn check_sampling(p: &SamplingParams, vocab: usize) -> Result<(), AdmitError> {
-    let fail = |key, value: String, problem| {
-        Err(AdmitError::Sampling {
-            key,
-            value,
-            problem,
-        })
-    };
-    if !(p.temperature.is_finite() && p.temperature >= 0.0) {
-        return fail(
-            "temperature",
-            p.temperature.to_string(),
-            "must be finite and at least 0",
-        );
+/// Host blocks for swapped requests.
+fn swap_blocks(config: &EngineConfig) -> usize {
+    match config.scheduling.preemption {
+        Preemption::Recompute => 0,
+        Preemption::Swap => config.scheduling.swap_blocks,
     }
-    if !(p.top_p > 0.0 && p.top_p <= 1.0) {
-        return fail(
-            "top_p",
-            p.top_p.to_string(),
-            "must be above 0 and at most 1",
-        );
-    }
-    if p.max_tokens == 0 {
-        return fail("max_tokens", "0".into(), "must be at least 1");
-    }
-    if p.min_tokens > p.max_tokens {
-        return fail(
-            "min_tokens",
-            p.min_tokens.to_string(),
-            "must not be above max_tokens",
-        );
-    }
-    if let Some(t) = p.stop_token_ids.iter().find(|&&t| t as usize >= vocab) {
-        return fail(
-            "stop_token_ids",
-            t.to_string(),
-            "must be below the vocabulary size",
-        );
-    }
-    Ok(())
 }

@@ -51,9 +51,46 @@ pub enum AdmitError {
         /// What is allowed.
         problem: &'static str,
     },
+    /// No such adapter is loaded.
+    #[error("adapter = {name:?}: not loaded; {}", loaded_list(loaded))]
+    UnknownAdapter {
+        /// The name asked for.
+        name: String,
+        /// The names that could have been asked for.
+        loaded: Vec<String>,
+    },
+    /// A fork with another prompt, salt or adapter than its origin.
+    #[error(
+        "request {id} cannot fork from request {fork_of}: prompt, cache salt and adapter must be \
+         the same"
+    )]
+    ForkMismatch {
+        /// The request.
+        id: RequestId,
+        /// Its origin.
+        fork_of: RequestId,
+    },
+    /// More sequences of one prompt than may run at once.
+    #[error(
+        "n = {sequences} sequences of one prompt: at most {max_num_seqs} may run at once; lower \
+         n or raise max_num_seqs"
+    )]
+    TooManySequences {
+        /// Sequences asked for so far.
+        sequences: usize,
+        /// Sequences allowed.
+        max_num_seqs: usize,
+    },
     /// The id is in use.
     #[error("request id {0} is already in use")]
     DuplicateId(RequestId),
+}
+
+fn loaded_list(names: &[String]) -> String {
+    match names {
+        [] => "no adapter is loaded, leave the key out".to_owned(),
+        names => format!("loaded are {}", names.join(", ")),
+    }
 }
 
 /// Why a step could not be executed. The requests of the step are removed and their blocks

@@ -1,36 +1,39 @@
 //! The seam between the core and whatever computes: CPU kernels now, other backends later.
 
-use pb_contract::{BlockId, Clock, RequestId, TokenId};
+use pb_contract::{BlockId, Clock, Fault, RequestId, TokenId};
 use pb_model::forward::{Decoder, ForwardTiming, LogitRows, LogitSink, SeqInput};
 
 /// One request's part of a step.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Chunk {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Chunk<'a> {
     /// Request.
     pub id: RequestId,
     /// Tokens to compute.
-    pub tokens: Vec<TokenId>,
+    pub tokens: &'a [TokenId],
     /// Absolute position of the first.
     pub start: usize,
     /// Blocks of the request.
-    pub block_table: Vec<BlockId>,
+    pub block_table: &'a [BlockId],
     /// Positions that need logits.
     pub rows: LogitRows,
     /// Whether these are prompt tokens (or tokens computed again after a preemption).
     pub is_prefill: bool,
-    /// Shift of the rotary positions; 0 except for a planted fault.
-    pub rope_offset: usize,
+    /// Whether the sequence ends here, so that its next token is chosen.
+    pub is_last: bool,
+    /// Number of the adapter to apply.
+    pub adapter: Option<usize>,
 }
 
 /// Computes the chunks of a step.
 pub trait Executor: Send {
-    /// Computes `chunks` in order and hands the wanted logits to `sink` by chunk number.
+    /// Computes `chunks` in order and hands the wanted logits to `sink` by chunk number, or,
+    /// where there are no logits, a token for each chunk that is its sequence's last.
     ///
     /// # Errors
     /// The backend's message; no chunk may then be taken as computed.
     fn execute(
         &mut self,
-        chunks: &[Chunk],
+        chunks: &[Chunk<'_>],
         clock: &dyn Clock,
         sink: &mut dyn LogitSink,
     ) -> Result<ForwardTiming, String>;
@@ -38,8 +41,30 @@ pub trait Executor: Send {
     /// Replaces the KV pool; its contents are lost.
     fn resize_kv(&mut self, block_size: usize, num_blocks: usize);
 
+    /// Plants a fault of the forward pass, or takes it out; faults of other parts are none here.
+    ///
+    /// # Errors
+    /// The backend cannot carry the fault.
+    fn set_fault(&mut self, _fault: Fault) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Bytes reserved for the KV pool.
     fn kv_bytes(&self) -> usize;
+
+    /// Copies the keys and values of block `from`, all layers, to block `to`.
+    fn copy_block(&mut self, from: BlockId, to: BlockId);
+
+    /// Appends the bytes of a block, all layers, keys then values, to `out`: an opaque image that
+    /// [`Executor::write_block`] of an executor with the same shape takes back. All images of an
+    /// executor have one length.
+    fn read_block(&self, block: BlockId, out: &mut Vec<u8>);
+
+    /// Puts an image of [`Executor::read_block`] into a block.
+    ///
+    /// # Errors
+    /// When the image has the wrong length.
+    fn write_block(&mut self, block: BlockId, image: &[u8]) -> Result<(), String>;
 }
 
 /// An executor over a model's forward pass on the CPU.
@@ -57,19 +82,19 @@ impl DecoderExecutor {
 impl Executor for DecoderExecutor {
     fn execute(
         &mut self,
-        chunks: &[Chunk],
+        chunks: &[Chunk<'_>],
         clock: &dyn Clock,
         sink: &mut dyn LogitSink,
     ) -> Result<ForwardTiming, String> {
         let batch: Vec<SeqInput<'_>> = chunks
             .iter()
             .map(|c| SeqInput {
-                tokens: &c.tokens,
+                tokens: c.tokens,
                 start: c.start,
-                block_table: &c.block_table,
+                block_table: c.block_table,
                 rows: c.rows,
                 is_prefill: c.is_prefill,
-                rope_offset: c.rope_offset,
+                adapter: c.adapter,
             })
             .collect();
         Ok(self.decoder.forward(&batch, clock, sink))
@@ -79,7 +104,25 @@ impl Executor for DecoderExecutor {
         self.decoder.resize_kv(block_size, num_blocks);
     }
 
+    fn set_fault(&mut self, fault: Fault) -> Result<(), String> {
+        self.decoder.set_fault(fault).map_err(|e| e.to_string())
+    }
+
     fn kv_bytes(&self) -> usize {
         self.decoder.kv_bytes()
+    }
+
+    fn copy_block(&mut self, from: BlockId, to: BlockId) {
+        self.decoder.copy_block(from, to);
+    }
+
+    fn read_block(&self, block: BlockId, out: &mut Vec<u8>) {
+        self.decoder.read_block(block, out);
+    }
+
+    fn write_block(&mut self, block: BlockId, image: &[u8]) -> Result<(), String> {
+        self.decoder
+            .write_block(block, image)
+            .map_err(|e| e.to_string())
     }
 }

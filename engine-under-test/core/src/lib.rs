@@ -5,8 +5,9 @@
 //! virtual one with another [`Executor`].
 //!
 //! One step: the policy plans which tokens of which requests are computed, allocating blocks as
-//! it goes; the executor computes them; the core samples where a request's last token was
-//! computed, and advances, finishes or preempts requests.
+//! it goes; block data is moved (evicted blocks to the tiers, preempted requests to the swap
+//! pool, copies on write, images back in); the executor computes; the core samples where a
+//! request's last token was computed, and advances, forks, finishes or preempts requests.
 
 pub mod build;
 pub mod engine;
@@ -16,9 +17,18 @@ mod kv_adapter;
 pub mod logprobs;
 mod request;
 pub mod sample;
+pub mod sim;
+mod swap;
+pub mod toy;
 
 pub use build::{EngineParts, build_executor};
-pub use engine::{Counters, Engine, EngineSpec, LogitTap, StepOutput};
+pub use engine::{
+    AdapterInfo, Counters, Engine, EngineSpec, Hold, HoldId, LogitTap, Progress, RequestState,
+    StepOutput,
+};
 pub use error::{AdmitError, ExecError};
 pub use execute::{Chunk, DecoderExecutor, Executor};
-pub use pb_sched::{PlanError, chunk_schedule};
+pub use pb_kv::Positional;
+pub use pb_sched::{PlanError, Scheduled, chunk_schedule};
+pub use sim::{CostModel, Script, ScriptedExecutor, SimExecutor};
+pub use toy::ToyExecutor;

@@ -3,68 +3,97 @@
 use std::hint::black_box;
 
 use criterion::{BatchSize, Criterion, Throughput, criterion_group, criterion_main};
-use pb_contract::{PrefixCacheKind, RequestId, TokenId};
+use pb_contract::{HashAlgorithm, PrefixCacheKind, RequestId, TokenId};
 use pb_kv::{CacheScope, HashedTokens, Hit, KvConfig, KvManager};
 
 const BLOCK_SIZE: usize = 16;
 const TOKENS: usize = 50_000;
+const DIGESTS: [HashAlgorithm; 3] = [
+    HashAlgorithm::Blake3,
+    HashAlgorithm::Sha256,
+    HashAlgorithm::Xxh3,
+];
 
-fn sequence(first: TokenId, len: usize) -> HashedTokens {
-    let mut seq = HashedTokens::new(BLOCK_SIZE, &CacheScope::default());
-    seq.extend(&(first..first + len as TokenId).collect::<Vec<_>>());
-    seq
+fn config(prefix_cache: PrefixCacheKind, hash: HashAlgorithm) -> KvConfig {
+    KvConfig {
+        hash,
+        ..KvConfig::new(BLOCK_SIZE, 2 * TOKENS / BLOCK_SIZE, prefix_cache)
+    }
 }
 
-fn manager(prefix_cache: PrefixCacheKind) -> KvManager {
-    KvManager::new(KvConfig::new(
-        BLOCK_SIZE,
-        2 * TOKENS / BLOCK_SIZE,
-        prefix_cache,
-    ))
-    // OK because a benchmark with a broken set-up should stop.
-    .unwrap()
+fn sequence(config: &KvConfig, first: TokenId) -> HashedTokens {
+    let mut seq = config.sequence(&CacheScope::default());
+    seq.extend(&(first..first + TOKENS as TokenId).collect::<Vec<_>>());
+    seq
 }
 
 fn hashing(c: &mut Criterion) {
     let tokens: Vec<TokenId> = (0..TOKENS as TokenId).collect();
-    let mut group = c.benchmark_group("block_hash");
+    let mut group = c.benchmark_group("block_hash_tokens");
     group.throughput(Throughput::Elements(TOKENS as u64));
-    group.bench_function("blake3_tokens", |b| {
-        b.iter(|| {
-            let mut seq = HashedTokens::new(BLOCK_SIZE, &CacheScope::default());
-            seq.extend(black_box(&tokens));
-            seq
+    for hash in DIGESTS {
+        let config = config(PrefixCacheKind::HashChain, hash);
+        group.bench_function(format!("{hash:?}"), |b| {
+            b.iter_with_large_drop(|| {
+                let mut seq = config.sequence(&CacheScope::default());
+                seq.extend(black_box(&tokens));
+                seq
+            });
         });
-    });
+    }
     group.finish();
 }
 
+/// XXH3 compares tokens on every hit, the others trust the digest.
 fn lookup(c: &mut Criterion) {
-    let mut kv = manager(PrefixCacheKind::HashChain);
-    let seq = sequence(0, TOKENS);
-    assert!(kv.allocate(RequestId(0), &seq, 0, &Hit::default(), TOKENS));
-    let mut group = c.benchmark_group("prefix_lookup");
+    let mut group = c.benchmark_group("full_hit_blocks");
     group.throughput(Throughput::Elements((TOKENS / BLOCK_SIZE) as u64));
-    group.bench_function("full_hit_blocks", |b| b.iter(|| kv.lookup(black_box(&seq))));
+    for hash in DIGESTS {
+        let config = config(PrefixCacheKind::HashChain, hash);
+        // OK because a benchmark with a broken set-up should stop.
+        let mut kv = KvManager::new(config).unwrap();
+        let seq = sequence(&config, 0);
+        assert!(kv.allocate(RequestId(0), &seq, 0, &Hit::default(), TOKENS));
+        group.bench_function(format!("{hash:?}"), |b| {
+            b.iter(|| kv.lookup(black_box(&seq)));
+        });
+    }
     group.finish();
 }
 
+/// One prompt that nobody has seen comes, is computed and goes: in the chain every block is named
+/// and evicts another.
 fn allocate_and_free(c: &mut Criterion) {
-    let mut group = c.benchmark_group("allocate_free");
+    let mut group = c.benchmark_group("allocate_free_blocks");
     group.throughput(Throughput::Elements((TOKENS / BLOCK_SIZE) as u64));
-    for kind in [PrefixCacheKind::None, PrefixCacheKind::HashChain] {
-        let mut kv = manager(kind);
+    for (name, kind, hash) in [
+        ("None", PrefixCacheKind::None, HashAlgorithm::Blake3),
+        (
+            "HashChain",
+            PrefixCacheKind::HashChain,
+            HashAlgorithm::Blake3,
+        ),
+        (
+            "HashChain_Xxh3",
+            PrefixCacheKind::HashChain,
+            HashAlgorithm::Xxh3,
+        ),
+    ] {
+        let config = config(kind, hash);
+        // OK because a benchmark with a broken set-up should stop.
+        let mut kv = KvManager::new(config).unwrap();
         let mut first = 0;
-        group.bench_function(format!("{kind:?}_blocks"), |b| {
+        group.bench_function(name, |b| {
             let next = || {
                 first += TOKENS as TokenId;
-                sequence(first % 1_000_000_000, TOKENS)
+                sequence(&config, first % 1_000_000_000)
             };
-            let cycle = |seq: HashedTokens| {
-                assert!(kv.allocate(RequestId(0), &seq, 0, &Hit::default(), TOKENS));
+            let cycle = |seq: &mut HashedTokens| {
+                assert!(kv.allocate(RequestId(0), seq, 0, &Hit::default(), TOKENS));
+                kv.commit(RequestId(0), TOKENS);
                 kv.free(RequestId(0));
             };
-            b.iter_batched(next, cycle, BatchSize::SmallInput);
+            b.iter_batched_ref(next, cycle, BatchSize::SmallInput);
         });
     }
     group.finish();

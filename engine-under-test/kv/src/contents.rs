@@ -5,11 +5,11 @@
 //! and points to its parent's node, so equal node numbers mean equal prefixes, all the way to the
 //! root, and one comparison per block is enough.
 
-use std::collections::BTreeMap;
-
+use hashbrown::HashTable;
 use pb_contract::TokenId;
 
-use crate::tokens::{BlockHash, HashedTokens};
+use crate::digest::BlockHash;
+use crate::tokens::HashedTokens;
 
 /// Number of an interned prefix.
 pub(crate) type NodeId = u32;
@@ -27,23 +27,40 @@ struct Node {
     refs: usize,
 }
 
+impl Node {
+    fn is(&self, parent: NodeId, seq: &HashedTokens, index: usize) -> bool {
+        let (front, back) = seq.block_keys(index);
+        self.parent == parent
+            && self.hash == seq.hashes()[index]
+            && self.tokens == seq.block_tokens(index)
+            && self.keys.strip_prefix(front) == Some(back)
+    }
+
+    fn place(&self) -> u64 {
+        place(self.parent, &self.hash)
+    }
+}
+
+/// Where a node stands in the table: nodes of one name under different parents differ.
+fn place(parent: NodeId, hash: &BlockHash) -> u64 {
+    hash.word() ^ u64::from(parent).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+}
+
 /// The interned prefixes. A node lives as long as a block or a child node refers to it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Contents {
-    nodes: BTreeMap<NodeId, Node>,
-    by_name: BTreeMap<(NodeId, BlockHash), Vec<NodeId>>,
-    next: NodeId,
+    nodes: Vec<Option<Node>>,
+    /// Numbers of dead nodes.
+    vacant: Vec<NodeId>,
+    by_name: HashTable<NodeId>,
 }
 
 impl Contents {
     /// The node of full block `index` of `seq`, given the node of its parent.
     pub(crate) fn find(&self, parent: NodeId, seq: &HashedTokens, index: usize) -> Option<NodeId> {
-        let candidates = self.by_name.get(&(parent, seq.hashes()[index]))?;
-        let keys = seq.block_keys(index);
-        candidates.iter().copied().find(|id| {
-            let node = &self.nodes[id];
-            node.tokens == seq.block_tokens(index) && node.keys == keys
-        })
+        let same = |&id: &NodeId| live(&self.nodes, id).is(parent, seq, index);
+        let place = place(parent, &seq.hashes()[index]);
+        self.by_name.find(place, same).copied()
     }
 
     /// As [`Contents::find`], making the node when there is none; adds one reference.
@@ -52,20 +69,26 @@ impl Contents {
             self.node_mut(id).refs += 1;
             return id;
         }
-        let id = self.fresh_id();
-        let hash = seq.hashes()[index];
-        let tokens = seq.block_tokens(index).to_vec();
-        self.nodes.insert(
-            id,
-            Node {
-                parent,
-                hash,
-                keys: seq.block_keys(index),
-                tokens,
-                refs: 1,
-            },
-        );
-        self.by_name.entry((parent, hash)).or_default().push(id);
+        let (front, back) = seq.block_keys(index);
+        let node = Node {
+            parent,
+            hash: seq.hashes()[index],
+            keys: [front, back].concat(),
+            tokens: seq.block_tokens(index).to_vec(),
+            refs: 1,
+        };
+        let place = node.place();
+        let id = match self.vacant.pop() {
+            Some(id) => id,
+            None => {
+                self.nodes.push(None);
+                (self.nodes.len() - 1) as NodeId
+            }
+        };
+        self.nodes[id as usize] = Some(node);
+        let nodes = &self.nodes;
+        self.by_name
+            .insert_unique(place, id, |&id| live(nodes, id).place());
         if parent != ROOT {
             self.node_mut(parent).refs += 1;
         }
@@ -81,53 +104,44 @@ impl Contents {
             if node.refs > 0 {
                 return;
             }
-            let (parent, name) = (node.parent, (node.parent, node.hash));
-            self.nodes.remove(&at);
-            if let Some(siblings) = self.by_name.get_mut(&name) {
-                siblings.retain(|&sibling| sibling != at);
-                if siblings.is_empty() {
-                    self.by_name.remove(&name);
-                }
+            let (parent, place) = (node.parent, node.place());
+            if let Ok(entry) = self.by_name.find_entry(place, |&other| other == at) {
+                entry.remove();
             }
+            self.nodes[at as usize] = None;
+            self.vacant.push(at);
             at = parent;
         }
     }
 
     /// Live nodes.
     pub(crate) fn len(&self) -> usize {
-        self.nodes.len()
+        self.nodes.len() - self.vacant.len()
     }
 
     /// Sum of all reference counts minus the child links: the blocks that refer to nodes.
     pub(crate) fn block_refs(&self) -> usize {
-        let all: usize = self.nodes.values().map(|node| node.refs).sum();
-        all - self
-            .nodes
-            .values()
-            .filter(|node| node.parent != ROOT)
-            .count()
+        let live = || self.nodes.iter().flatten();
+        let all: usize = live().map(|node| node.refs).sum();
+        all - live().filter(|node| node.parent != ROOT).count()
     }
 
     /// Forgets everything.
     pub(crate) fn clear(&mut self) {
-        self.nodes.clear();
-        self.by_name.clear();
-    }
-
-    /// An unused number. Numbers wrap after 2^32 insertions, so used ones are skipped.
-    fn fresh_id(&mut self) -> NodeId {
-        while self.next == ROOT || self.nodes.contains_key(&self.next) {
-            self.next = self.next.wrapping_add(1);
-        }
-        let id = self.next;
-        self.next = self.next.wrapping_add(1);
-        id
+        *self = Contents::default();
     }
 
     fn node_mut(&mut self, id: NodeId) -> &mut Node {
-        self.nodes
-            .get_mut(&id)
+        self.nodes[id as usize]
+            .as_mut()
             // OK because a referenced node is never removed: losing one is our bug.
             .expect("a referenced prefix is interned")
     }
+}
+
+fn live(nodes: &[Option<Node>], id: NodeId) -> &Node {
+    nodes[id as usize]
+        .as_ref()
+        // OK because a referenced node is never removed: losing one is our bug.
+        .expect("a referenced prefix is interned")
 }

@@ -6,36 +6,16 @@
 //! the one that a lookup returns; when it goes, the next takes its place. The copies are linked
 //! through per-block entries, so no operation allocates and all are O(1).
 
-use std::collections::HashMap;
-use std::hash::{BuildHasherDefault, Hasher};
-
+use hashbrown::HashTable;
+use hashbrown::hash_table::Entry as Place;
 use pb_contract::BlockId;
 
-use crate::cache::PrefixCache;
+use crate::block_index::BlockIndex;
 use crate::contents::{Contents, NodeId, ROOT};
-use crate::tokens::{BlockHash, HashedTokens};
+use crate::digest::BlockHash;
+use crate::tokens::HashedTokens;
 
 const NIL: u32 = u32::MAX;
-
-/// Uses eight bytes of the digest as the table's hash: they are uniform already.
-#[derive(Clone, Copy, Debug, Default)]
-struct DigestHasher(u64);
-
-impl Hasher for DigestHasher {
-    fn finish(&self) -> u64 {
-        self.0
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        for chunk in bytes.chunks(8) {
-            let mut word = [0; 8];
-            word[..chunk.len()].copy_from_slice(chunk);
-            self.0 = self.0.rotate_left(5) ^ u64::from_le_bytes(word);
-        }
-    }
-
-    fn write_usize(&mut self, _length: usize) {}
-}
 
 /// First and last of the blocks with one digest, in order of registration.
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +35,8 @@ struct Entry {
 /// Full blocks found by a chain of digests.
 #[derive(Clone, Debug)]
 pub struct HashChain {
-    map: HashMap<BlockHash, Copies, BuildHasherDefault<DigestHasher>>,
+    /// Found by digest, which stands in the entry of the first copy.
+    names: HashTable<Copies>,
     entries: Vec<Option<Entry>>,
     len: usize,
     /// Present when contents are compared on a hit.
@@ -67,7 +48,7 @@ impl HashChain {
     /// tokens and keys all the way to the root; a digest under 256 bits must have it.
     pub fn new(num_blocks: usize, verify_tokens: bool) -> Self {
         HashChain {
-            map: HashMap::default(),
+            names: HashTable::new(),
             entries: vec![None; num_blocks],
             len: 0,
             contents: verify_tokens.then(Contents::default),
@@ -77,7 +58,7 @@ impl HashChain {
     /// The first registered block under `hash` whose prefix is `node` (any, when contents are not
     /// compared).
     fn first_copy(&self, hash: &BlockHash, node: Option<NodeId>) -> Option<u32> {
-        let mut at = self.map.get(hash)?.first;
+        let mut at = self.copies(hash)?.first;
         while at != NIL {
             let entry = self.entry(at);
             if node.is_none_or(|node| node == entry.node) {
@@ -88,11 +69,13 @@ impl HashChain {
         None
     }
 
+    fn copies(&self, hash: &BlockHash) -> Option<&Copies> {
+        let same = |copies: &Copies| self.entry(copies.first).hash == *hash;
+        self.names.find(hash.word(), same)
+    }
+
     fn entry(&self, block: u32) -> &Entry {
-        self.entries[block as usize]
-            .as_ref()
-            // OK because links only lead to registered blocks: anything else is our bug.
-            .expect("linked blocks are registered")
+        linked(&self.entries, block)
     }
 
     fn entry_mut(&mut self, block: u32) -> &mut Entry {
@@ -100,6 +83,42 @@ impl HashChain {
             .as_mut()
             // OK because links only lead to registered blocks: anything else is our bug.
             .expect("linked blocks are registered")
+    }
+
+    /// Makes `block` the last of the blocks called `hash`; returns the last before it, or [`NIL`].
+    fn append_copy(&mut self, hash: BlockHash, block: u32) -> u32 {
+        let entries = &self.entries;
+        let same = |copies: &Copies| linked(entries, copies.first).hash == hash;
+        let rehash = |copies: &Copies| linked(entries, copies.first).hash.word();
+        match self.names.entry(hash.word(), same, rehash) {
+            Place::Occupied(mut place) => std::mem::replace(&mut place.get_mut().last, block),
+            Place::Vacant(place) => {
+                place.insert(Copies {
+                    first: block,
+                    last: block,
+                });
+                NIL
+            }
+        }
+    }
+
+    /// Takes `block` out of the ends of the list of its name, and an empty list away.
+    fn drop_copy(&mut self, removed: &Entry, block: u32) {
+        let entries = &self.entries;
+        let same = |copies: &Copies| linked(entries, copies.first).hash == removed.hash;
+        let Ok(mut place) = self.names.find_entry(removed.hash.word(), same) else {
+            return;
+        };
+        let copies = place.get_mut();
+        if copies.first == block {
+            copies.first = removed.next;
+        }
+        if copies.last == block {
+            copies.last = removed.prev;
+        }
+        if copies.first == NIL {
+            place.remove();
+        }
     }
 
     /// The node of `parent`'s contents; `None` when the parent is not registered.
@@ -111,7 +130,15 @@ impl HashChain {
     }
 }
 
-impl PrefixCache for HashChain {
+/// The entry of a block that a link or a name leads to.
+fn linked(entries: &[Option<Entry>], block: u32) -> &Entry {
+    entries[block as usize]
+        .as_ref()
+        // OK because links only lead to registered blocks: anything else is our bug.
+        .expect("linked blocks are registered")
+}
+
+impl BlockIndex for HashChain {
     fn lookup(&self, seq: &HashedTokens, max_blocks: usize) -> Vec<BlockId> {
         let mut blocks = Vec::new();
         let mut node = ROOT;
@@ -160,11 +187,7 @@ impl PrefixCache for HashChain {
             }
         }
         let hash = seq.hashes()[index];
-        let copies = self.map.entry(hash).or_insert(Copies {
-            first: block.0,
-            last: NIL,
-        });
-        let prev = std::mem::replace(&mut copies.last, block.0);
+        let prev = self.append_copy(hash, block.0);
         self.entries[block.0 as usize] = Some(Entry {
             hash,
             prev,
@@ -178,35 +201,21 @@ impl PrefixCache for HashChain {
         true
     }
 
-    fn remove(&mut self, block: BlockId) {
-        let Entry {
-            hash,
-            prev,
-            next,
-            node,
-        } = *self.entry(block.0);
+    fn remove(&mut self, block: BlockId) -> BlockHash {
+        let removed = *self.entry(block.0);
+        self.drop_copy(&removed, block.0);
         self.entries[block.0 as usize] = None;
         self.len -= 1;
-        if prev != NIL {
-            self.entry_mut(prev).next = next;
+        if removed.prev != NIL {
+            self.entry_mut(removed.prev).next = removed.next;
         }
-        if next != NIL {
-            self.entry_mut(next).prev = prev;
-        }
-        if let Some(copies) = self.map.get_mut(&hash) {
-            if copies.first == block.0 {
-                copies.first = next;
-            }
-            if copies.last == block.0 {
-                copies.last = prev;
-            }
-            if copies.first == NIL {
-                self.map.remove(&hash);
-            }
+        if removed.next != NIL {
+            self.entry_mut(removed.next).prev = removed.prev;
         }
         if let Some(contents) = &mut self.contents {
-            contents.release(node);
+            contents.release(removed.node);
         }
+        removed.hash
     }
 
     fn is_registered(&self, block: BlockId) -> bool {
@@ -214,7 +223,7 @@ impl PrefixCache for HashChain {
     }
 
     fn clear(&mut self) {
-        self.map.clear();
+        self.names.clear();
         self.entries.fill(None);
         self.len = 0;
         if let Some(contents) = &mut self.contents {
@@ -231,9 +240,9 @@ impl PrefixCache for HashChain {
         for (block, entry) in self.entries.iter().enumerate() {
             let Some(entry) = entry else { continue };
             count += 1;
-            let Some(copies) = self.map.get(&entry.hash) else {
+            let Some(copies) = self.copies(&entry.hash) else {
                 return Err(format!(
-                    "block {block} is registered but its name is not in the map"
+                    "block {block} is registered but its name is not found"
                 ));
             };
             let back = match entry.prev {
@@ -249,11 +258,11 @@ impl PrefixCache for HashChain {
             }
             firsts += usize::from(entry.prev == NIL);
         }
-        if count != self.len || firsts != self.map.len() {
+        if count != self.len || firsts != self.names.len() {
             return Err(format!(
                 "{count} blocks under {firsts} names are registered; the counters say {} and {}",
                 self.len,
-                self.map.len()
+                self.names.len()
             ));
         }
         match &self.contents {

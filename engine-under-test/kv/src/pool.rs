@@ -5,21 +5,10 @@
 //! a block out of the middle of the queue, which is why the queue is doubly linked through the
 //! blocks themselves: push, pop and unlink are all O(1) and allocate nothing.
 
-use pb_contract::{BlockId, Buckets};
+use pb_contract::{BlockId, Buckets, Fault, FreePlacement};
 
 /// Marks a block that is not in the queue.
 const NIL: u32 = u32::MAX;
-
-/// Where freed blocks enter the queue; the head is reused first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum FreePlacement {
-    /// All at the tail (vLLM up to 0.23).
-    Append,
-    /// Blocks without reusable data at the head, the others at the tail (vLLM from 0.24): a
-    /// worthless block never pushes a useful one out.
-    #[default]
-    UnhashedToHead,
-}
 
 /// A block taken from the head of the queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +39,7 @@ pub struct BlockPool {
     slots: Vec<Slot>,
     placement: FreePlacement,
     null_block: bool,
+    fault: Fault,
     queued: usize,
     queued_cached: usize,
     evicted_total: u64,
@@ -76,6 +66,7 @@ impl BlockPool {
             slots: vec![Slot::default(); num_blocks],
             placement,
             null_block,
+            fault: Fault::None,
             queued: 0,
             queued_cached: 0,
             evicted_total: 0,
@@ -87,6 +78,11 @@ impl BlockPool {
             pool.link_before(tail, block as u32);
         }
         pool
+    }
+
+    /// Plants a fault of the pool; others have no effect.
+    pub fn with_fault(self, fault: Fault) -> Self {
+        BlockPool { fault, ..self }
     }
 
     /// Blocks in the free queue, the reusable ones included.
@@ -119,11 +115,23 @@ impl BlockPool {
     /// Adds a reference to a block with reusable data; an unreferenced one leaves the queue.
     pub fn touch(&mut self, block: BlockId) {
         let slot = self.slots[block.0 as usize];
-        assert!(slot.cached, "block {} holds nothing to reuse", block.0);
-        if slot.refs == 0 {
+        assert!(
+            slot.cached || self.fault == Fault::StaleHit,
+            "block {} holds nothing to reuse",
+            block.0
+        );
+        if self.is_queued(block.0) && self.fault != Fault::EvictWhileReferenced {
             self.unlink(block.0);
         }
         self.slots[block.0 as usize].refs += 1;
+    }
+
+    /// Adds a reference to a block that is referenced already, whether its data is reusable or
+    /// not. Panics when it is not referenced.
+    pub fn share(&mut self, block: BlockId) {
+        let slot = &mut self.slots[block.0 as usize];
+        assert!(slot.refs > 0, "block {} is nobody's to share", block.0);
+        slot.refs += 1;
     }
 
     /// Drops one reference to each block of a block table, last block first, so that the tail of
@@ -134,7 +142,8 @@ impl BlockPool {
             let slot = &mut self.slots[block as usize];
             assert!(slot.refs > 0, "block {block} freed twice");
             slot.refs -= 1;
-            if slot.refs == 0 && (slot.cached || !to_head) {
+            let unused = slot.refs == 0 && (slot.cached || !to_head);
+            if unused && !self.is_referenced_in_queue(block) {
                 self.link_before(self.tail(), block);
             }
         }
@@ -142,11 +151,27 @@ impl BlockPool {
             // In table order, each before the last: the table's last block ends up first.
             for &BlockId(block) in table {
                 let slot = self.slots[block as usize];
-                if slot.refs == 0 && !slot.cached {
+                let unused = slot.refs == 0 && !slot.cached;
+                if unused && !self.is_referenced_in_queue(block) {
                     self.link_before(self.links[self.head() as usize].next, block);
                 }
             }
         }
+    }
+
+    /// What a second release of `block` does where nothing asserts: another holder loses its
+    /// reference, or one block counts as two free ones. For [`Fault::DoubleFree`].
+    pub(crate) fn release_again(&mut self, block: BlockId) {
+        let slot = &mut self.slots[block.0 as usize];
+        match slot.refs {
+            0 => self.queued += 1,
+            _ => slot.refs -= 1,
+        }
+    }
+
+    /// Whether the block was left in the queue by a hit, which only the planted fault does.
+    fn is_referenced_in_queue(&self, block: u32) -> bool {
+        self.fault == Fault::EvictWhileReferenced && self.is_queued(block)
     }
 
     /// Records whether the block holds reusable data. Its place in the queue stays.

@@ -6,41 +6,52 @@
 //! called `x` is never taken for a salt called `x`. The adapter is in every block; the salt only
 //! in the first, because later blocks inherit it through the chain.
 
-use pb_contract::TokenId;
+use pb_contract::{Fault, TokenId};
+
+use crate::digest::{BlockHash, HashKind};
+use crate::identity::push_tagged;
 
 /// Version of the encoding below; part of the root so that formats never mix.
-const ROOT_CONTEXT: &[u8] = b"prefillbench kv block chain v1";
+const ROOT_CONTEXT: &[u8] = b"prefillbench kv block chain v2";
 
 /// Kind tags of the extra keys. A tag is followed by a length, so no two key lists encode alike.
 const TAG_TOKENS: u8 = 0;
 const TAG_ADAPTER: u8 = 1;
 const TAG_SALT: u8 = 2;
+const TAG_ADAPTER_DIGEST: u8 = 3;
 
-/// 256-bit digest of a full block and of all that precedes it.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BlockHash(pub [u8; 32]);
+/// Bytes of the parent's digest, with which every message begins.
+const PARENT_BYTES: usize = 32;
+
+/// Which adapter was applied, by name and by contents: an adapter that is loaded again under the
+/// same name with other weights is another adapter.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+pub struct AdapterKey {
+    /// The name that requests use.
+    pub name: String,
+    /// Digest of the adapter's configuration and weights.
+    pub digest: [u8; 32],
+}
 
 /// What beside the tokens must be the same for KV blocks to be shared.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CacheScope {
-    /// Digest of what is fixed for one engine: weights, architecture, positional configuration,
-    /// KV representation. It seeds the root of the chain.
+    /// Digest of what is fixed for one engine, see [`crate::CacheIdentity`]. It seeds the root of
+    /// the chain.
     pub identity: [u8; 32],
     /// Adapter applied to the request; enters every block.
-    pub adapter: Option<String>,
+    pub adapter: Option<AdapterKey>,
     /// Isolation key of the tenant or user; enters the first block.
     pub salt: Option<String>,
 }
 
-/// The digest function of the chain.
+/// How names are made.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum HashKind {
-    /// BLAKE3, 256 bits: collisions need not be expected.
-    #[default]
-    Blake3,
-    /// Every block gets the same digest. Only for proving that a collision cannot produce a wrong
-    /// hit when tokens are compared; never for serving.
-    ConstantStub,
+pub struct HashOptions {
+    /// Digest function.
+    pub kind: HashKind,
+    /// Planted fault: [`Fault::WrongParent`] and the missing keys act here, others do not.
+    pub fault: Fault,
 }
 
 /// The tokens of one request with the digests of its full blocks, kept up to date as tokens
@@ -50,7 +61,7 @@ pub enum HashKind {
 #[derive(Clone, Debug)]
 pub struct HashedTokens {
     block_size: usize,
-    kind: HashKind,
+    options: HashOptions,
     root: BlockHash,
     identity: [u8; 32],
     /// Encoded keys of every block.
@@ -62,28 +73,47 @@ pub struct HashedTokens {
 }
 
 impl HashedTokens {
-    /// An empty sequence of blocks of `block_size` tokens. Panics when `block_size` is zero.
+    /// An empty sequence of blocks of `block_size` tokens, named by BLAKE3. Panics when
+    /// `block_size` is zero.
     pub fn new(block_size: usize, scope: &CacheScope) -> Self {
         Self::with_hash(block_size, scope, HashKind::Blake3)
     }
 
     /// As [`HashedTokens::new`] with a chosen digest function.
     pub fn with_hash(block_size: usize, scope: &CacheScope, kind: HashKind) -> Self {
+        let options = HashOptions {
+            kind,
+            fault: Fault::None,
+        };
+        Self::with_options(block_size, scope, options)
+    }
+
+    /// As [`HashedTokens::new`] with every option given.
+    pub fn with_options(block_size: usize, scope: &CacheScope, options: HashOptions) -> Self {
         assert!(block_size > 0, "a block holds at least one token");
+        let fault = options.fault;
         let mut keys = Vec::new();
-        if let Some(adapter) = &scope.adapter {
-            push_key(&mut keys, TAG_ADAPTER, adapter.as_bytes());
+        if let Some(adapter) = &scope.adapter
+            && fault != Fault::MissingAdapterKey
+        {
+            push_tagged(&mut keys, TAG_ADAPTER, adapter.name.as_bytes());
+            push_tagged(&mut keys, TAG_ADAPTER_DIGEST, &adapter.digest);
         }
         let mut first_keys = keys.clone();
-        if let Some(salt) = &scope.salt {
-            push_key(&mut first_keys, TAG_SALT, salt.as_bytes());
+        if let Some(salt) = &scope.salt
+            && fault != Fault::MissingSaltKey
+        {
+            push_tagged(&mut first_keys, TAG_SALT, salt.as_bytes());
         }
-        let root = [ROOT_CONTEXT, &scope.identity].concat();
+        let identity = match fault {
+            Fault::MissingIdentityKey => [0; 32],
+            _ => scope.identity,
+        };
         HashedTokens {
             block_size,
-            kind,
-            root: BlockHash(*blake3::hash(&root).as_bytes()),
-            identity: scope.identity,
+            options,
+            root: options.kind.digest(&[ROOT_CONTEXT, &identity].concat()),
+            identity,
             keys,
             first_keys,
             tokens: Vec::new(),
@@ -115,6 +145,11 @@ impl HashedTokens {
         &self.hashes
     }
 
+    /// How its names are made.
+    pub fn options(&self) -> HashOptions {
+        self.options
+    }
+
     /// Number of tokens.
     pub fn len(&self) -> usize {
         self.tokens.len()
@@ -136,46 +171,56 @@ impl HashedTokens {
     }
 
     /// What block `index` depends on beside its tokens and its parent, undigested: used where
-    /// contents are compared instead of trusted to the digest.
-    pub(crate) fn block_keys(&self, index: usize) -> Vec<u8> {
+    /// contents are compared instead of trusted to the digest. One key in two parts.
+    pub(crate) fn block_keys(&self, index: usize) -> (&[u8], &[u8]) {
         match index {
-            0 => [&self.identity[..], &self.first_keys].concat(),
-            _ => self.keys.clone(),
+            0 => (&self.identity, &self.first_keys),
+            _ => (&[], &self.keys),
         }
     }
 
+    /// One message buffer serves all blocks: parent, keys and tokens are written over those of the
+    /// block before.
     fn hash_full_blocks(&mut self) {
-        let mut message = Vec::with_capacity(40 + self.first_keys.len() + 4 * self.block_size);
-        for index in self.hashes.len()..self.tokens.len() / self.block_size {
-            let hash = match self.kind {
-                HashKind::Blake3 => self.block_hash(index, &mut message),
-                HashKind::ConstantStub => BlockHash::default(),
+        let full = self.tokens.len() / self.block_size;
+        if self.hashes.len() == full {
+            return;
+        }
+        self.hashes.reserve(full - self.hashes.len());
+        let mut message = Vec::new();
+        if self.hashes.is_empty() {
+            self.start_message(&mut message, &self.first_keys);
+            self.hash_block(0, self.root, &mut message);
+        }
+        self.start_message(&mut message, &self.keys);
+        for index in self.hashes.len()..full {
+            let parent = match self.options.fault {
+                Fault::WrongParent => self.root,
+                _ => self.hashes[index - 1],
             };
-            self.hashes.push(hash);
+            self.hash_block(index, parent, &mut message);
         }
     }
 
-    /// The digest of block `index`; its parent must have been digested before.
-    fn block_hash(&self, index: usize, message: &mut Vec<u8>) -> BlockHash {
-        let (parent, keys) = match index {
-            0 => (&self.root, &self.first_keys),
-            _ => (&self.hashes[index - 1], &self.keys),
-        };
+    /// Room for the parent, the keys, the tag of the tokens and room for the tokens.
+    fn start_message(&self, message: &mut Vec<u8>, keys: &[u8]) {
         message.clear();
-        message.extend_from_slice(&parent.0);
+        message.resize(PARENT_BYTES, 0);
         message.extend_from_slice(keys);
         message.push(TAG_TOKENS);
-        for token in self.block_tokens(index) {
-            message.extend_from_slice(&token.to_le_bytes());
-        }
-        BlockHash(*blake3::hash(message).as_bytes())
+        message.resize(message.len() + self.block_size * size_of::<TokenId>(), 0);
     }
-}
 
-fn push_key(keys: &mut Vec<u8>, tag: u8, value: &[u8]) {
-    keys.push(tag);
-    keys.extend_from_slice(&(value.len() as u64).to_le_bytes());
-    keys.extend_from_slice(value);
+    /// Appends the digest of block `index`.
+    fn hash_block(&mut self, index: usize, parent: BlockHash, message: &mut [u8]) {
+        let start = message.len() - self.block_size * size_of::<TokenId>();
+        message[..PARENT_BYTES].copy_from_slice(&parent.0);
+        let slots = message[start..].chunks_exact_mut(size_of::<TokenId>());
+        for (slot, token) in slots.zip(self.block_tokens(index)) {
+            slot.copy_from_slice(&token.to_le_bytes());
+        }
+        self.hashes.push(self.options.kind.digest(message));
+    }
 }
 
 #[cfg(test)]
@@ -188,30 +233,62 @@ mod tests {
         seq.hashes().to_vec()
     }
 
+    fn hex(hash: &BlockHash) -> String {
+        hash.0.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+
+    /// Made by Python's hashlib (3.11), xxhash (4.1.0) and blake3 (1.0.11), with `h` one of
+    /// `hashlib.sha256(m).digest()`, `xxhash.xxh3_128(m).digest().ljust(32, b'\0')` and
+    /// `blake3.blake3(m).digest()`:
+    ///
+    /// ```text
+    /// key = lambda tag, v: bytes([tag]) + struct.pack('<Q', len(v)) + v
+    /// every = key(1, b'a') + key(3, bytes([9]) * 32)
+    /// root = h(b'prefillbench kv block chain v2' + bytes([7]) * 32)
+    /// one = h(root + every + key(2, b's') + b'\0' + struct.pack('<4I', 1, 2, 3, 256))
+    /// two = h(one + every + b'\0' + struct.pack('<4I', 5, 6, 7, 4294967295))
+    /// print(one.hex(), two.hex())
+    /// ```
+    const VECTORS: [(HashKind, [&str; 2]); 3] = [
+        (
+            HashKind::Blake3,
+            [
+                "585fb62105524aa00c1b305729210a8373bfcea4c51ccce19e9222b0da740459",
+                "ac5e7d49e2fe49c535f8d8728a4a2ddc4b12c0fbf71576ea3ed96f05431fca14",
+            ],
+        ),
+        (
+            HashKind::Sha256,
+            [
+                "0fefd1c0e9f6ff74c793f01ff98a744a80817d46fbeb4e4c8aecdcd04c86d9b4",
+                "1978fa5b8803ea3cc5727b0f2197f0e329ad1e6c6f0585fd37b93cf4711bcaf9",
+            ],
+        ),
+        (
+            HashKind::Xxh3,
+            [
+                "d10f5811643fb1843c4390c940034da300000000000000000000000000000000",
+                "836e01842b67fe2b96119ac86547ee4300000000000000000000000000000000",
+            ],
+        ),
+    ];
+
     #[test]
-    fn the_digest_is_the_documented_encoding() {
-        // Written out by hand: root, then parent, keys, tag 0 and little-endian tokens.
-        let root = blake3::hash(&[ROOT_CONTEXT, &[7u8; 32][..]].concat());
-        let mut first = root.as_bytes().to_vec();
-        first.extend([
-            1, 1, 0, 0, 0, 0, 0, 0, 0, b'a', 2, 1, 0, 0, 0, 0, 0, 0, 0, b's', 0,
-        ]);
-        first.extend([1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 0, 1, 0, 0]);
-        let first = blake3::hash(&first);
-        let mut second = first.as_bytes().to_vec();
-        second.extend([1, 1, 0, 0, 0, 0, 0, 0, 0, b'a', 0]);
-        second.extend([5, 0, 0, 0, 6, 0, 0, 0, 7, 0, 0, 0, 8, 0, 0, 0]);
-        let second = blake3::hash(&second);
+    fn digests_are_those_of_other_implementations() {
         let scope = CacheScope {
             identity: [7; 32],
-            adapter: Some("a".to_owned()),
+            adapter: Some(AdapterKey {
+                name: "a".to_owned(),
+                digest: [9; 32],
+            }),
             salt: Some("s".to_owned()),
         };
-        let got = hashes(&scope, &[1, 2, 3, 256, 5, 6, 7, 8, 9]);
-        assert_eq!(
-            got,
-            [BlockHash(*first.as_bytes()), BlockHash(*second.as_bytes())]
-        );
+        for (kind, expected) in VECTORS {
+            let mut seq = HashedTokens::with_hash(4, &scope, kind);
+            seq.extend(&[1, 2, 3, 256, 5, 6, 7, u32::MAX, 9]);
+            let got: Vec<String> = seq.hashes().iter().map(hex).collect();
+            assert_eq!(got, expected, "{kind:?}");
+        }
     }
 
     #[test]
@@ -227,21 +304,24 @@ mod tests {
     #[test]
     fn every_part_of_the_key_changes_every_block() {
         let tokens: Vec<TokenId> = (0..12).collect();
-        let base = CacheScope::default();
-        let with = |adapter: Option<&str>, salt: Option<&str>, identity: u8| CacheScope {
+        let with = |adapter: Option<(&str, u8)>, salt: Option<&str>, identity: u8| CacheScope {
             identity: [identity; 32],
-            adapter: adapter.map(str::to_owned),
+            adapter: adapter.map(|(name, digest)| AdapterKey {
+                name: name.to_owned(),
+                digest: [digest; 32],
+            }),
             salt: salt.map(str::to_owned),
         };
         let scopes = [
-            base,
-            with(Some("x"), None, 0),
+            CacheScope::default(),
+            with(Some(("x", 0)), None, 0),
+            with(Some(("x", 1)), None, 0),
             with(None, Some("x"), 0),
-            with(Some("y"), None, 0),
+            with(Some(("y", 0)), None, 0),
             with(None, Some("y"), 0),
-            with(Some("x"), Some("x"), 0),
-            with(Some("xx"), None, 0),
-            with(Some(""), None, 0),
+            with(Some(("x", 0)), Some("x"), 0),
+            with(Some(("xx", 0)), None, 0),
+            with(Some(("", 0)), None, 0),
             with(None, Some(""), 0),
             with(None, None, 1),
         ];

@@ -4,9 +4,9 @@
 
 mod common;
 
-use common::{admit, free, ids, manager, manager_with, miss, scope, scoped, seq, with_hash};
+use common::{admit, extend, free, ids, manager, manager_with, miss, seq, start};
 use pb_contract::{Buckets, PrefixCacheKind, RequestId};
-use pb_kv::{CacheScope, FreePlacement, HashKind, KvConfig, KvError, KvManager};
+use pb_kv::{FreePlacement, KvConfig, KvError, KvManager};
 
 #[test]
 fn vllm_11186_whole_prompt_cached_recomputes_one_block() {
@@ -43,114 +43,6 @@ fn vllm_54607_prompt_shorter_than_a_block_misses() {
             free: 8
         }
     );
-}
-
-#[test]
-fn vllm_3264_another_adapter_never_shares() {
-    let mut kv = manager(4, 32);
-    admit(&mut kv, 0, &scoped(4, &scope(Some("a"), None), 0..17));
-    assert_eq!(
-        kv.lookup(&scoped(4, &scope(Some("b"), None), 0..17)),
-        miss()
-    );
-    assert_eq!(kv.lookup(&seq(4, 0..17)), miss());
-    assert_eq!(
-        kv.lookup(&scoped(4, &scope(Some("a"), None), 0..17))
-            .tokens(4),
-        16
-    );
-}
-
-#[test]
-fn vllm_30931_a_changed_identity_never_shares() {
-    // The identity digests what is fixed for an engine: weights, adapter contents, positions, KV.
-    let mut kv = manager(4, 32);
-    let before = CacheScope {
-        identity: [1; 32],
-        ..scope(Some("a"), None)
-    };
-    let after = CacheScope {
-        identity: [2; 32],
-        ..before.clone()
-    };
-    admit(&mut kv, 0, &scoped(4, &before, 0..17));
-    assert_eq!(kv.lookup(&scoped(4, &after, 0..17)), miss());
-    assert_eq!(kv.lookup(&scoped(4, &before, 0..17)).tokens(4), 16);
-}
-
-#[test]
-fn vllm_44701_adapter_x_is_not_salt_x() {
-    let mut kv = manager(4, 32);
-    admit(&mut kv, 0, &scoped(4, &scope(Some("x"), None), 0..17));
-    assert_eq!(
-        kv.lookup(&scoped(4, &scope(None, Some("x")), 0..17)),
-        miss()
-    );
-    admit(&mut kv, 1, &scoped(4, &scope(None, Some("x")), 0..17));
-    assert_eq!(
-        kv.lookup(&scoped(4, &scope(None, Some("x")), 0..17))
-            .tokens(4),
-        16
-    );
-}
-
-fn verifying(num_blocks: usize) -> KvManager {
-    let config = KvConfig {
-        verify_tokens: true,
-        ..KvConfig::new(4, num_blocks, PrefixCacheKind::HashChain)
-    };
-    KvManager::new(config).unwrap()
-}
-
-#[test]
-fn vllm_12621_a_colliding_digest_gives_no_wrong_hit() {
-    let mut kv = verifying(64);
-    let stub = |scope: &CacheScope, tokens: std::ops::Range<u32>| {
-        with_hash(4, scope, HashKind::ConstantStub, tokens)
-    };
-    let plain = CacheScope::default();
-    admit(&mut kv, 0, &stub(&plain, 0..17));
-    assert_eq!(kv.lookup(&stub(&plain, 100..117)), miss());
-    // The second block's own tokens agree, its prefix does not: 4..8 stands in both.
-    let moved = with_hash(4, &plain, HashKind::ConstantStub, (50..54).chain(4..17));
-    assert_eq!(kv.lookup(&moved), miss());
-    // The right prefix is still found.
-    assert_eq!(kv.lookup(&stub(&plain, 0..17)).blocks, ids(&[0, 1, 2, 3]));
-    let diverging = with_hash(4, &plain, HashKind::ConstantStub, (0..8).chain(90..99));
-    assert_eq!(kv.lookup(&diverging).blocks, ids(&[0, 1]));
-}
-
-#[test]
-fn vllm_29163_a_colliding_digest_respects_every_key() {
-    let mut kv = verifying(64);
-    let scopes = [
-        scope(None, None),
-        scope(Some("x"), None),
-        scope(None, Some("x")),
-        CacheScope {
-            identity: [1; 32],
-            ..CacheScope::default()
-        },
-    ];
-    for (id, one) in scopes.iter().enumerate() {
-        let seq = with_hash(4, one, HashKind::ConstantStub, 0..17);
-        assert_eq!(admit(&mut kv, id as u64, &seq), 0, "{one:?}");
-        assert_eq!(kv.lookup(&seq).tokens(4), 16);
-    }
-}
-
-#[test]
-fn a_colliding_digest_without_comparison_does_give_a_wrong_hit() {
-    // The control of the two tests above: what the comparison prevents really happens.
-    let mut kv = manager(4, 64);
-    let plain = CacheScope::default();
-    admit(
-        &mut kv,
-        0,
-        &with_hash(4, &plain, HashKind::ConstantStub, 0..17),
-    );
-    let other = with_hash(4, &plain, HashKind::ConstantStub, 100..117);
-    assert_eq!(kv.lookup(&other).tokens(4), 16);
 }
 
 #[test]
@@ -195,8 +87,8 @@ fn vllm_7822_a_step_that_failed_leaves_nothing_to_hit() {
     let mut kv = manager(4, 32);
     let prompt = seq(4, 0..17);
     // Two equal prompts in one step: the second shares blocks that are being computed.
-    admit(&mut kv, 0, &prompt);
-    assert_eq!(admit(&mut kv, 1, &prompt), 16);
+    start(&mut kv, 0, &prompt);
+    assert_eq!(start(&mut kv, 1, &prompt), 16);
     // The execution failed, so the names of this step are taken back.
     let forgotten = kv.forget_uncomputed(RequestId(0), 0);
     assert_eq!(forgotten, ids(&[0, 1, 2, 3]));
@@ -204,8 +96,8 @@ fn vllm_7822_a_step_that_failed_leaves_nothing_to_hit() {
     assert!(kv.forget_uncomputed(RequestId(1), 0).is_empty());
     kv.check().unwrap();
     assert_eq!(kv.lookup(&prompt), miss());
-    free(&mut kv, 0);
     free(&mut kv, 1);
+    free(&mut kv, 0);
     assert_eq!(
         kv.buckets(),
         Buckets {
@@ -217,17 +109,63 @@ fn vllm_7822_a_step_that_failed_leaves_nothing_to_hit() {
 }
 
 #[test]
+fn vllm_7822_blocks_of_an_abort_before_execution_are_not_hit() {
+    let mut kv = manager(4, 32);
+    let prompt = seq(4, 0..17);
+    // The first chunk ran; the second was scheduled when the request was aborted.
+    extend(&mut kv, 0, &prompt, 0, 8);
+    assert!(kv.allocate(RequestId(0), &prompt, 8, &miss(), 9));
+    assert_eq!(
+        kv.lookup(&prompt).blocks,
+        ids(&[0, 1, 2, 3]),
+        "named when scheduled"
+    );
+    free(&mut kv, 0);
+    assert_eq!(kv.lookup(&prompt).blocks, ids(&[0, 1]));
+    assert_eq!(kv.buckets().reclaimable, 2);
+    // What came from the cache was computed by someone else and stays.
+    assert_eq!(start(&mut kv, 1, &prompt), 8);
+    free(&mut kv, 1);
+    assert_eq!(kv.lookup(&prompt).blocks, ids(&[0, 1]));
+}
+
+#[test]
+fn vllm_7822_an_orphaned_share_poisons_nothing() {
+    // The engine must restart request 1 here. If it does not, its data is wrong, so no name that
+    // builds on it may stay or come back, and the check says what happened.
+    let mut kv = manager(4, 32);
+    let long = seq(4, 0..21);
+    start(&mut kv, 0, &seq(4, 0..9));
+    assert_eq!(start(&mut kv, 1, &long), 8);
+    kv.free(RequestId(0));
+    let error = kv.check().unwrap_err();
+    assert!(error.contains("which nobody computes"), "{error}");
+    assert_eq!(kv.lookup(&long), miss());
+    kv.commit(RequestId(1), 21);
+    let mut longer = long.clone();
+    longer.extend(&[21, 22, 23]);
+    assert!(kv.allocate(RequestId(1), &longer, 21, &miss(), 3));
+    assert_eq!(kv.lookup(&longer), miss());
+    // Request 2 computes the head anew; the orphan's blocks must not continue it.
+    let hit = kv.lookup(&longer);
+    assert!(kv.allocate(RequestId(2), &longer, 0, &hit, 8));
+    kv.commit(RequestId(2), 8);
+    assert_eq!(kv.lookup(&longer).blocks, kv.block_table(RequestId(2)));
+}
+
+#[test]
 fn a_failed_later_chunk_keeps_earlier_names_and_is_named_again() {
     let mut kv = manager(4, 32);
     let prompt = seq(4, 0..17);
-    assert!(kv.allocate(RequestId(0), &prompt, 0, &miss(), 8));
+    extend(&mut kv, 0, &prompt, 0, 8);
     assert!(kv.allocate(RequestId(0), &prompt, 8, &miss(), 9));
     assert_eq!(kv.forget_uncomputed(RequestId(0), 8), ids(&[2, 3]));
     assert_eq!(kv.lookup(&prompt).blocks, ids(&[0, 1]));
     // The chunk is scheduled again and its blocks get their names back.
-    assert!(kv.allocate(RequestId(0), &prompt, 8, &miss(), 9));
+    extend(&mut kv, 0, &prompt, 8, 17);
     assert_eq!(kv.lookup(&prompt).blocks, ids(&[0, 1, 2, 3]));
-    kv.check().unwrap();
+    free(&mut kv, 0);
+    assert_eq!(kv.lookup(&prompt).blocks, ids(&[0, 1, 2, 3]));
 }
 
 #[test]
@@ -235,7 +173,7 @@ fn vllm_49250_forgetting_spares_blocks_that_came_from_the_cache() {
     let mut kv = manager(4, 32);
     admit(&mut kv, 0, &seq(4, 0..9));
     let longer = seq(4, 0..17);
-    assert_eq!(admit(&mut kv, 1, &longer), 8);
+    assert_eq!(start(&mut kv, 1, &longer), 8);
     assert_eq!(kv.forget_uncomputed(RequestId(1), 0), ids(&[3, 4]));
     assert_eq!(kv.lookup(&longer).blocks, ids(&[0, 1]));
     kv.check().unwrap();
@@ -289,10 +227,96 @@ fn nano_vllm_211_table_and_length_agree_after_preemption_and_hit() {
     let mut seq = seq(4, 0..13);
     admit(&mut kv, 0, &seq);
     seq.push(13);
-    assert!(kv.allocate(RequestId(0), &seq, 13, &miss(), 1));
+    extend(&mut kv, 0, &seq, 13, 14);
     free(&mut kv, 0); // preempted
     assert_eq!(admit(&mut kv, 0, &seq), 12);
     assert_eq!(kv.block_table(RequestId(0)).len(), 14usize.div_ceil(4));
+}
+
+#[test]
+fn dynamo_13188_blocks_of_every_chunk_are_hit() {
+    for chunk in [1, 3, 4, 7, 16, 30] {
+        let mut kv = manager(4, 16);
+        let prompt = seq(4, 0..30);
+        let mut done = 0;
+        while done < 30 {
+            let end = (done + chunk).min(30);
+            extend(&mut kv, 0, &prompt, done, end);
+            done = end;
+        }
+        assert_eq!(kv.lookup(&seq(4, 0..40)).blocks.len(), 30 / 4, "{chunk}");
+        // sglang 2555: a prompt's own earlier chunks are no hits.
+        assert_eq!(kv.stats().hit_blocks, 0, "{chunk}");
+    }
+}
+
+#[test]
+fn sglang_11898_a_preempted_request_hits_less_than_its_tokens() {
+    let mut kv = manager(4, 16);
+    let mut one = seq(4, 0..8);
+    admit(&mut kv, 0, &one);
+    for token in 8..24 {
+        one.push(token);
+        extend(&mut kv, 0, &one, token as usize, token as usize + 1);
+        free(&mut kv, 0); // preempted at every length
+        let hit = admit(&mut kv, 0, &one);
+        assert_eq!(hit, (one.len() - 1) / 4 * 4);
+    }
+    assert_eq!(kv.evicted_total(), 0);
+}
+
+#[test]
+fn sglang_16067_a_refused_allocation_leaves_everything_as_it_was() {
+    // A pool of every size up to the need: whichever call is refused first changes nothing, and
+    // giving up returns to the baseline (sglang 6888: free and reclaimable blocks are the pool).
+    for num_blocks in 1..=8 {
+        let mut kv = manager_with(4, num_blocks, false, FreePlacement::UnhashedToHead);
+        let prompt = seq(4, 0..32);
+        let mut done = 0;
+        while done < 32 && kv.allocate(RequestId(0), &prompt, done, &miss(), 3.min(32 - done)) {
+            done += 3.min(32 - done);
+            kv.commit(RequestId(0), done);
+        }
+        assert_eq!(done < 32, num_blocks < 8);
+        let before = (
+            kv.free_queue(),
+            kv.buckets(),
+            kv.block_table(RequestId(0)).to_vec(),
+        );
+        if num_blocks < 8 {
+            assert!(!kv.allocate(RequestId(0), &prompt, done, &miss(), 32 - done));
+            assert!(!kv.allocate(RequestId(1), &seq(4, 50..90), 0, &miss(), 40));
+        }
+        let after = (
+            kv.free_queue(),
+            kv.buckets(),
+            kv.block_table(RequestId(0)).to_vec(),
+        );
+        assert_eq!((before, kv.live_requests()), (after, 1));
+        free(&mut kv, 0);
+        let buckets = kv.buckets();
+        assert_eq!(buckets.free + buckets.reclaimable, num_blocks);
+        assert_eq!((buckets.active, buckets.reclaimable), (0, done / 4));
+    }
+}
+
+#[test]
+fn sglang_jax_982_the_free_queue_never_holds_a_block_twice() {
+    let mut kv = manager_with(4, 8, true, FreePlacement::UnhashedToHead);
+    for round in 0..40 {
+        let shared = seq(4, (0..8).chain([100 + round]));
+        admit(&mut kv, 0, &shared);
+        admit(&mut kv, 1, &shared);
+        for id in [round as u64 % 2, 1 - round as u64 % 2] {
+            free(&mut kv, id);
+            let mut queue = kv.free_queue();
+            queue.sort_unstable();
+            queue.dedup();
+            assert_eq!(queue.len(), kv.free_blocks());
+            free(&mut kv, id); // freeing what holds nothing is no second free
+        }
+        assert_eq!(kv.free_blocks(), 7);
+    }
 }
 
 #[test]
@@ -306,8 +330,8 @@ fn evicting_one_duplicate_leaves_the_other_reachable() {
         let mut kv = KvManager::new(config).unwrap();
         let prompt = seq(4, 0..5);
         // The second request skips the lookup, as one that wants prompt log-probabilities does.
-        assert!(kv.allocate(RequestId(0), &prompt, 0, &miss(), 5));
-        assert!(kv.allocate(RequestId(1), &prompt, 0, &miss(), 5));
+        extend(&mut kv, 0, &prompt, 0, 5);
+        extend(&mut kv, 1, &prompt, 0, 5);
         assert_eq!(kv.lookup(&prompt).blocks, ids(&[0]), "the first registered");
         free(&mut kv, 0); // queue 4,5,1,0
         admit(&mut kv, 2, &seq(4, 100..116));
@@ -330,8 +354,8 @@ fn a_chain_continues_through_the_second_copy_of_its_head() {
         };
         let mut kv = KvManager::new(config).unwrap();
         let long = seq(4, 0..9);
-        assert!(kv.allocate(RequestId(0), &long, 0, &miss(), 4));
-        assert!(kv.allocate(RequestId(1), &long, 0, &miss(), 8));
+        extend(&mut kv, 0, &long, 0, 4);
+        extend(&mut kv, 1, &long, 0, 8);
         free(&mut kv, 0);
         assert_eq!(kv.free_queue(), ids(&[3, 0]));
         admit(&mut kv, 2, &seq(4, 50..58)); // evicts block 0, the first registered head
@@ -423,4 +447,9 @@ fn impossible_pools_are_refused_with_the_key_and_the_value() {
         }
     );
     assert_eq!(make(4, 1, false), None);
+    let tree = KvManager::new(KvConfig::new(4, 8, PrefixCacheKind::Radix)).unwrap_err();
+    assert_eq!(
+        tree.to_string(),
+        "prefix_cache = Radix: not a block-hash chain; make it with `build`"
+    );
 }

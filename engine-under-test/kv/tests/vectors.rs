@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{admit, free, ids, manager, manager_with, miss, scope, scoped, seq};
+use common::{admit, extend, free, ids, manager, manager_with, miss, scope, scoped, seq};
 use pb_contract::{Buckets, RequestId};
 use pb_kv::FreePlacement;
 
@@ -84,9 +84,9 @@ fn vllm_documented_example() {
     assert_eq!(kv.block_table(RequestId(0)), ids(&[0, 1, 2, 3]));
     // Time 3: decoding fills block 3 and asks for block 4.
     first.push(15);
-    assert!(kv.allocate(RequestId(0), &first, 15, &miss(), 1));
+    extend(&mut kv, 0, &first, 15, 16);
     first.push(16);
-    assert!(kv.allocate(RequestId(0), &first, 16, &miss(), 1));
+    extend(&mut kv, 0, &first, 16, 17);
     assert_eq!(kv.block_table(RequestId(0)), ids(&[0, 1, 2, 3, 4]));
     // Time 4: 14 tokens of which ten are shared: two full blocks hit.
     let second = seq(4, (0..10).chain(100..104));

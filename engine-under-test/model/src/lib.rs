@@ -24,6 +24,7 @@ pub mod fuzz;
 pub mod gguf;
 pub mod hf;
 pub mod identity;
+pub mod lora;
 pub mod synth;
 pub mod tokenizer;
 pub mod weights;

@@ -3,50 +3,10 @@
 //! The same arithmetic as the policy's, for one prompt beside a constant number of decodes, so
 //! that a user can see a budget's effect without running anything.
 
+use crate::error::PlanError;
+
 /// Longest schedule that is written out.
 pub const MAX_CHUNKS: usize = 1 << 20;
-
-/// Why there is no schedule.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PlanError {
-    /// The decodes take the whole budget.
-    #[error(
-        "max_batched_tokens = {budget} with {decodes} active decodes: no token is left for \
-         prefill, so the prompt can make no progress; raise max_batched_tokens above {decodes}"
-    )]
-    NoPrefillBudget {
-        /// Tokens in a step.
-        budget: usize,
-        /// Decodes, one token each.
-        decodes: usize,
-    },
-    /// A limit is zero.
-    #[error("{key} = 0: must be at least 1")]
-    Zero {
-        /// Name of the limit.
-        key: &'static str,
-    },
-    /// The schedule is too long to write out.
-    #[error("{prompt} tokens in chunks of {chunk}: more than {MAX_CHUNKS} chunks")]
-    TooManyChunks {
-        /// Prompt tokens.
-        prompt: usize,
-        /// Tokens in a chunk.
-        chunk: usize,
-    },
-    /// Without chunking a prompt has to fit into one step.
-    #[error(
-        "max_batched_tokens = {budget} is below max_model_len = {max_model_len} with chunking \
-         off: a longer prompt could never be scheduled; raise max_batched_tokens or turn \
-         chunking on"
-    )]
-    MonolithicBudget {
-        /// Tokens in a step.
-        budget: usize,
-        /// Longest sequence.
-        max_model_len: usize,
-    },
-}
 
 /// Cuts a prompt of `prompt` tokens beside `decodes` active decodes under a budget of `budget`
 /// tokens a step: each chunk has `min(budget - decodes, fixed_chunk, rest)` tokens.

@@ -18,6 +18,14 @@ pub struct SeqView {
     pub skip_cache_read: bool,
     /// It ran before and lost its blocks.
     pub preempted: bool,
+    /// Tokens that it may still generate.
+    pub remaining: usize,
+    /// Running places that it takes: with `n > 1` one for each sequence that will fork from it.
+    pub places: usize,
+    /// Lower is served first, where the policy heeds it.
+    pub priority: i64,
+    /// Number of its arrival: unique, ascending.
+    pub arrival: u64,
 }
 
 impl SeqView {
@@ -60,6 +68,9 @@ pub trait Allocator {
     /// Blocks that can be handed out.
     fn free_blocks(&self) -> usize;
 
+    /// Tokens in a block.
+    fn block_size(&self) -> usize;
+
     /// Gives the request blocks for `new_tokens` tokens after `computed + hit_tokens`; on
     /// admission `computed` is 0, afterwards `hit_tokens` is. False, without any effect, when
     /// there are too few.
@@ -73,12 +84,6 @@ pub trait Allocator {
 
     /// Releases all blocks of a request.
     fn free(&mut self, id: RequestId);
-
-    /// Whether all `total_tokens` tokens of a waiting request could be given blocks now.
-    fn fits_in_full(&self, id: RequestId, hit_tokens: usize, total_tokens: usize) -> bool {
-        let new_tokens = total_tokens.saturating_sub(hit_tokens);
-        self.blocks_needed(id, 0, hit_tokens, new_tokens) <= self.free_blocks()
-    }
 }
 
 /// Tokens of one request in one step.
@@ -111,6 +116,36 @@ impl StepPlan {
     }
 }
 
+/// What a step did, as the engine measured it.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Observation {
+    /// Prompt chunks: tokens computed, and tokens of context before them.
+    pub prefill: Vec<(usize, usize)>,
+    /// Sequences that decoded.
+    pub decode_seqs: usize,
+    /// Keys that the decoding sequences attended to, summed.
+    pub decode_context: usize,
+    /// Requests preempted.
+    pub preempted: usize,
+    /// Requests that run after the step.
+    pub running: usize,
+    /// Tokens that running requests have generated so far.
+    pub generated: usize,
+    /// Tokens that running requests may generate in all.
+    pub max_new_tokens: usize,
+    /// Duration of the step in nanoseconds, planning included.
+    pub duration_ns: u64,
+}
+
+/// Where a preempted request goes in the waiting queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Requeue {
+    /// Before everyone (vLLM).
+    Front,
+    /// Behind everyone (SGLang).
+    Back,
+}
+
 /// A way to choose what runs next.
 pub trait Policy: std::fmt::Debug + Send {
     /// Name as it is configured and recorded.
@@ -119,4 +154,30 @@ pub trait Policy: std::fmt::Debug + Send {
     /// Plans one step. Blocks of what is scheduled are allocated and blocks of what is preempted
     /// are released through `alloc`; nothing else changes.
     fn plan(&self, view: &View<'_>, alloc: &mut dyn Allocator) -> StepPlan;
+
+    /// Learns from a step that has run. Policies without memory ignore it.
+    fn observe(&mut self, _step: &Observation) {}
+
+    /// Where preempted requests go.
+    fn requeue(&self) -> Requeue {
+        Requeue::Front
+    }
+}
+
+impl<P: Policy + ?Sized> Policy for Box<P> {
+    fn name(&self) -> &'static str {
+        (**self).name()
+    }
+
+    fn plan(&self, view: &View<'_>, alloc: &mut dyn Allocator) -> StepPlan {
+        (**self).plan(view, alloc)
+    }
+
+    fn observe(&mut self, step: &Observation) {
+        (**self).observe(step);
+    }
+
+    fn requeue(&self) -> Requeue {
+        (**self).requeue()
+    }
 }

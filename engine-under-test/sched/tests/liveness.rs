@@ -117,8 +117,7 @@ fn abort_anywhere_returns_the_blocks() {
             sim.step();
             if !sim.running.is_empty() && rng.below(3) == 0 {
                 let at = rng.below(sim.running.len() as u64) as usize;
-                let req = sim.running.remove(at);
-                pb_sched::Allocator::free(&mut sim.memory, req.id);
+                sim.abort(sim.running[at].id);
             }
         }
         for req in sim.running.drain(..) {

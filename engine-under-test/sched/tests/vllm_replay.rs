@@ -9,60 +9,12 @@ mod common;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use common::{Memory, Req, Sim};
+use common::kv::Kv;
+use common::{Req, Sim};
 use pb_contract::{PrefixCacheKind, RequestId};
-use pb_kv::{CacheScope, HashedTokens, Hit, KvConfig, KvManager};
-use pb_sched::{Allocator, RunningOrder, TokenBudget};
+use pb_kv::KvConfig;
+use pb_sched::{RunningOrder, TokenBudget};
 use serde_json::{Value, json};
-
-/// The real block manager behind the policy.
-#[derive(Debug)]
-struct Kv {
-    manager: KvManager,
-    seqs: BTreeMap<RequestId, HashedTokens>,
-}
-
-impl Kv {
-    fn hit(&self, id: RequestId, hit_tokens: usize) -> Hit {
-        match hit_tokens {
-            0 => Hit::default(),
-            _ => self.manager.lookup(&self.seqs[&id]),
-        }
-    }
-}
-
-impl Allocator for Kv {
-    fn lookup(&self, id: RequestId) -> usize {
-        self.manager
-            .lookup(&self.seqs[&id])
-            .tokens(self.manager.config().block_size)
-    }
-
-    fn blocks_needed(&self, id: RequestId, computed: usize, hit: usize, new: usize) -> usize {
-        self.manager
-            .blocks_needed(id, computed, &self.hit(id, hit), new)
-    }
-
-    fn free_blocks(&self) -> usize {
-        self.manager.free_blocks()
-    }
-
-    fn allocate(&mut self, id: RequestId, computed: usize, hit: usize, new: usize) -> bool {
-        let hit = self.hit(id, hit);
-        self.manager
-            .allocate(id, &self.seqs[&id], computed, &hit, new)
-    }
-
-    fn free(&mut self, id: RequestId) {
-        self.manager.free(id);
-    }
-}
-
-impl Memory for Kv {
-    fn generated(&mut self, id: RequestId, token: u32) {
-        self.seqs.get_mut(&id).unwrap().push(token);
-    }
-}
 
 fn number(value: &Value, key: &str) -> usize {
     value[key].as_u64().unwrap_or(0) as usize
@@ -75,7 +27,6 @@ fn request_id(value: &Value) -> RequestId {
 
 struct Replay {
     sim: Sim<Kv>,
-    block_size: usize,
 }
 
 impl Replay {
@@ -97,13 +48,8 @@ impl Replay {
                 true,
             )
         };
-        let memory = Kv {
-            manager: KvManager::new(kv).unwrap(),
-            seqs: BTreeMap::new(),
-        };
         Replay {
-            sim: Sim::new(policy, memory),
-            block_size,
+            sim: Sim::new(policy, Kv::new(kv)),
         }
     }
 
@@ -112,22 +58,10 @@ impl Replay {
         let tokens = op["tokens"].as_array().unwrap();
         let tokens: Vec<u32> = tokens.iter().map(|t| t.as_u64().unwrap() as u32).collect();
         let salt = op["salt"].as_str().map(str::to_owned);
-        let scope = CacheScope {
-            salt,
-            ..CacheScope::default()
-        };
-        let mut seq = HashedTokens::new(self.block_size, &scope);
-        seq.extend(&tokens);
-        self.sim.memory.seqs.insert(id, seq);
+        self.sim.memory.add(id.0, &tokens, salt);
         self.sim
             .waiting
             .push(Req::new(id.0, tokens.len(), number(op, "max_tokens")));
-    }
-
-    fn abort(&mut self, id: RequestId) {
-        self.sim.memory.manager.free(id);
-        self.sim.running.retain(|req| req.id != id);
-        self.sim.waiting.retain(|req| req.id != id);
     }
 
     fn step(&mut self, op: &Value) -> Value {
@@ -162,17 +96,17 @@ impl Replay {
     }
 
     fn state(&self) -> Value {
-        let manager = &self.sim.memory.manager;
+        let cache = &self.sim.memory.cache;
         let live = self.sim.running.iter().chain(&self.sim.waiting);
         let requests: serde_json::Map<_, _> = live
             .map(|req| {
-                let blocks: Vec<_> = manager.block_table(req.id).iter().map(|b| b.0).collect();
+                let blocks: Vec<_> = cache.block_table(req.id).iter().map(|b| b.0).collect();
                 let state = json!({"computed": req.computed, "blocks": blocks});
                 (format!("r{}", req.id), state)
             })
             .collect();
-        let queue: Vec<_> = manager.free_queue().iter().map(|block| block.0).collect();
-        json!({"buckets": manager.buckets(), "free_queue": queue, "requests": requests})
+        let queue: Vec<_> = cache.free_queue().iter().map(|block| block.0).collect();
+        json!({"buckets": cache.buckets(), "free_queue": queue, "requests": requests})
     }
 
     fn answer(&mut self, op: &Value) -> Value {
@@ -182,15 +116,15 @@ impl Replay {
                 json!({})
             }
             "abort" => {
-                self.abort(request_id(&op["id"]));
+                self.sim.abort(request_id(&op["id"]));
                 json!({})
             }
             "step" => self.step(op),
             "state" => self.state(),
-            "reset_prefix_cache" => json!({"ok": self.sim.memory.manager.reset()}),
+            "reset_prefix_cache" => json!({"ok": self.sim.memory.cache.reset()}),
             other => panic!("unknown op {other}"),
         };
-        self.sim.memory.manager.check().unwrap();
+        self.sim.memory.cache.check().unwrap();
         answer
     }
 }

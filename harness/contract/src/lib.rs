@@ -26,7 +26,12 @@ pub mod rows;
 pub mod wire;
 
 pub use clock::{Clock, Nanos, VirtualClock, WallClock};
-pub use config::{EngineConfig, Fault, KvDtype, Numerics, PrefixCacheKind};
+pub use config::{
+    AdaptiveLoadOptions, CacheOptions, EngineConfig, Eviction, Fault, FaultClass, FreePlacement,
+    HashAlgorithm, KvDtype, Numerics, PolicyKind, Preemption, PrefixCacheKind, Preset, QueueOrder,
+    ReservedDecodeOptions, RunningOrder, Scheduling, ShrinkingOptions, TierOptions,
+    TimeBudgetOptions,
+};
 pub use fail::FailKind;
 pub use ids::{BlockId, RequestId, TokenId};
 pub use manifest::RunManifest;

@@ -61,6 +61,13 @@ pub struct EngineRequest {
     pub sampling: SamplingParams,
     /// Isolation key of the prefix cache.
     pub cache_salt: Option<String>,
+    /// Name of a loaded LoRA adapter to apply.
+    pub adapter: Option<String>,
+    /// Lower is served first, where the queue order heeds it.
+    pub priority: i64,
+    /// Another request, added before, whose prompt this one shares (`n > 1`): it starts when that
+    /// prompt is computed, from the same blocks, and draws its own tokens.
+    pub fork_of: Option<RequestId>,
     /// When the request reached the engine.
     pub arrival: Nanos,
 }

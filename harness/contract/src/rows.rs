@@ -74,7 +74,7 @@ pub struct StepRow {
     pub preempted: usize,
     /// Prompt tokens looked up in the prefix cache by requests admitted in the step.
     pub queried_tokens: usize,
-    /// Of these, tokens found.
+    /// Of these, tokens found, in the pool or in a tier.
     pub hit_tokens: usize,
     /// Cached blocks that lost their contents in the step.
     pub evicted_blocks: usize,
@@ -84,6 +84,52 @@ pub struct StepRow {
     pub reclaimable_blocks: usize,
     /// Blocks without valid data after the step.
     pub free_blocks: usize,
+    /// Of `schedule_ns`: lookups in the prefix cache and the tiers.
+    #[serde(default)]
+    pub lookup_ns: Nanos,
+    /// Of `schedule_ns`: giving and releasing blocks, fetching from tiers included.
+    #[serde(default)]
+    pub allocate_ns: Nanos,
+    /// Of `schedule_ns`: the rest, queue order and policy.
+    #[serde(default)]
+    pub plan_ns: Nanos,
+    /// Of `other_ns`: moving block data and building the batch for the executor.
+    #[serde(default)]
+    pub dispatch_ns: Nanos,
+    /// Taking commands and the locks shared with others before the step, without the wait of an
+    /// idle engine; not in `duration_ns`.
+    #[serde(default)]
+    pub lock_wait_ns: Nanos,
+    /// Of `hit_tokens`: found in host memory.
+    #[serde(default)]
+    pub host_hit_tokens: usize,
+    /// Of `hit_tokens`: found on disk.
+    #[serde(default)]
+    pub disk_hit_tokens: usize,
+    /// Of `hit_tokens`: found on a remote server.
+    #[serde(default)]
+    pub remote_hit_tokens: usize,
+    /// Tokens of swapped requests that came back; never hits.
+    #[serde(default)]
+    pub swapped_in_tokens: usize,
+    /// Of `active_blocks`: held by a pin.
+    #[serde(default)]
+    pub pinned_blocks: usize,
+    /// Of `active_blocks`: held for a transfer.
+    #[serde(default)]
+    pub in_transfer_blocks: usize,
+    /// Host blocks of swapped requests after the step.
+    #[serde(default)]
+    pub swapped_blocks: usize,
+    /// Blocks in the host tier after the step.
+    #[serde(default)]
+    pub host_blocks: usize,
+    /// Blocks in the disk tier after the step.
+    #[serde(default)]
+    pub disk_blocks: usize,
+    /// Blocks that this engine put into the remote tier, after the step.
+    #[serde(default)]
+    pub remote_blocks: usize,
 }
 
 /// How a request ended, from the client's side.

@@ -2,6 +2,7 @@
 //!
 //! A server knows neither arm nor block, so the harness adds both. CSV has no nesting: the table
 //! is flat, its columns are `arm, block` and the fields of [`StepRow`] in their order.
+//! Columns that came later read as zero from an older table.
 
 use pb_contract::{Nanos, StepRow};
 use serde::{Deserialize, Serialize};
@@ -19,13 +20,13 @@ pub struct StepRecord {
 
 /// Defines the flat row once and both conversions with it, so that no column can be forgotten.
 macro_rules! flat_step {
-    ($($field:ident: $kind:ty),* $(,)?) => {
+    ($($(#[$meta:meta])* $field:ident: $kind:ty),* $(,)?) => {
         /// The row as it stands in the table.
         #[derive(Debug, Serialize, Deserialize)]
         pub(crate) struct FlatStep {
             arm: String,
             block: u32,
-            $($field: $kind,)*
+            $($(#[$meta])* $field: $kind,)*
         }
 
         impl FlatStep {
@@ -71,4 +72,34 @@ flat_step! {
     active_blocks: usize,
     reclaimable_blocks: usize,
     free_blocks: usize,
+    #[serde(default)]
+    lookup_ns: Nanos,
+    #[serde(default)]
+    allocate_ns: Nanos,
+    #[serde(default)]
+    plan_ns: Nanos,
+    #[serde(default)]
+    dispatch_ns: Nanos,
+    #[serde(default)]
+    lock_wait_ns: Nanos,
+    #[serde(default)]
+    host_hit_tokens: usize,
+    #[serde(default)]
+    disk_hit_tokens: usize,
+    #[serde(default)]
+    remote_hit_tokens: usize,
+    #[serde(default)]
+    swapped_in_tokens: usize,
+    #[serde(default)]
+    pinned_blocks: usize,
+    #[serde(default)]
+    in_transfer_blocks: usize,
+    #[serde(default)]
+    swapped_blocks: usize,
+    #[serde(default)]
+    host_blocks: usize,
+    #[serde(default)]
+    disk_blocks: usize,
+    #[serde(default)]
+    remote_blocks: usize,
 }

@@ -4,10 +4,11 @@
 //! Read the element rate of the products as FLOP/s, of skinny products (1 row) as bytes/s.
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
-use half::bf16;
+use half::{bf16, f16};
 use pb_kernels_cpu::{
-    AlignedBuf, AttnSeq, Dot, Isa, KvLayerView, KvShape, PackedBf16, PackedF32, Pool, Rows,
-    attention_exact, attention_fast, gemm_exact, gemm_fast, reference, silu_mul,
+    AlignedBuf, AttnSeq, Dot, Fp8E4m3, Fp8E5m2, Isa, KvElem, KvLayerMut, KvLayerView, KvShape,
+    KvSlot, PackedBf16, PackedF32, Pool, Rows, attention_exact, attention_fast, gemm_exact,
+    gemm_fast, kv_write, reference, silu_mul,
 };
 
 /// Outputs and inputs of the products of one layer (q+k+v, o, gate+up, down).
@@ -74,60 +75,101 @@ fn lm_head(c: &mut Criterion) {
     }
 }
 
-fn attention(c: &mut Criterion) {
-    let (isa, heads, d) = (Isa::detect(), 9, 64);
-    let shape = KvShape {
-        block_size: 16,
-        kv_heads: 3,
-        d_head: d,
-    };
-    let len = 64 * shape.block_elems();
-    let (k, v) = (values(len), values(len));
-    let narrow = |x: &[f32]| x.iter().map(|x| bf16::from_f32(*x)).collect::<Vec<_>>();
-    let (kb, vb) = (narrow(&k), narrow(&v));
-    let table: Vec<u32> = (0..64).rev().collect();
-    let kv = KvLayerView {
-        k: &k,
-        v: &v,
-        shape,
-    };
-    let kv_bf16 = KvLayerView {
-        k: &kb,
-        v: &vb,
-        shape,
-    };
-    for pool in pools() {
-        let mut group = c.benchmark_group(format!("attention/{}t", pool.threads()));
-        for (q_len, start_pos) in [(512usize, 0usize), (128, 512), (1, 511), (1, 1023)] {
-            let q = values(q_len * heads * d);
-            let q = Rows::new(&q, heads * d);
-            let mut out = vec![0.0; q_len * heads * d];
-            let seqs = [AttnSeq {
-                q_row: 0,
-                q_len,
-                start_pos,
-                block_table: &table,
-            }];
-            let pairs: usize = (0..q_len).map(|i| start_pos + i + 1).sum();
-            group.throughput(Throughput::Elements((4 * pairs * heads * d) as u64));
-            let name = format!("{q_len}@{start_pos}");
-            group.bench_function(BenchmarkId::new("fast", &name), |b| {
+/// A store of 64 blocks of 16 tokens, all written.
+struct Store<T> {
+    k: Vec<T>,
+    v: Vec<T>,
+    k_scales: Vec<f32>,
+    v_scales: Vec<f32>,
+}
+
+const SHAPE: KvShape = KvShape {
+    block_size: 16,
+    kv_heads: 3,
+    d_head: 64,
+};
+
+impl<T: KvElem> Store<T> {
+    fn new() -> Self {
+        let (blocks, width) = (64u32, SHAPE.kv_heads * SHAPE.d_head);
+        let elems = vec![T::from_f32(0.0); blocks as usize * SHAPE.block_elems()];
+        let scales = vec![1.0; T::SCALING.scales(SHAPE, blocks as usize)];
+        let mut store = Store {
+            k: elems.clone(),
+            v: elems,
+            k_scales: scales.clone(),
+            v_scales: scales,
+        };
+        let slots: Vec<KvSlot> = (0..blocks)
+            .flat_map(|block| (0..16).map(move |slot| KvSlot { block, slot }))
+            .collect();
+        let rows = values(slots.len() * width);
+        let rows = Rows::new(&rows, width);
+        let mut kv = KvLayerMut {
+            k: &mut store.k,
+            v: &mut store.v,
+            k_scales: &mut store.k_scales,
+            v_scales: &mut store.v_scales,
+            shape: SHAPE,
+        };
+        kv_write(rows, rows, &slots, &mut kv);
+        store
+    }
+
+    fn view(&self) -> KvLayerView<'_, T> {
+        KvLayerView {
+            k: &self.k,
+            v: &self.v,
+            k_scales: &self.k_scales,
+            v_scales: &self.v_scales,
+            shape: SHAPE,
+        }
+    }
+}
+
+type Attention<T> = fn(Isa, &Pool, Rows<'_>, usize, KvLayerView<'_, T>, &[AttnSeq<'_>], &mut [f32]);
+
+/// Both forms of attention on elements of type `T`, at prefill and decode shapes.
+fn attention_on<T: KvElem>(c: &mut Criterion, pool: &Pool, suffix: &str) {
+    let (isa, heads) = (Isa::detect(), 9);
+    let width = heads * SHAPE.d_head;
+    let (store, table): (_, Vec<u32>) = (Store::<T>::new(), (0..64).rev().collect());
+    let mut group = c.benchmark_group(format!("attention/{}t", pool.threads()));
+    for (q_len, start_pos) in [(512usize, 0usize), (128, 512), (1, 511), (1, 1023)] {
+        let q = values(q_len * width);
+        let q = Rows::new(&q, width);
+        let mut out = vec![0.0; q_len * width];
+        let seqs = [AttnSeq {
+            q_row: 0,
+            q_len,
+            start_pos,
+            block_table: &table,
+        }];
+        let pairs: usize = (0..q_len).map(|i| start_pos + i + 1).sum();
+        group.throughput(Throughput::Elements((4 * pairs * width) as u64));
+        let name = format!("{q_len}@{start_pos}");
+        for (form, run) in [
+            ("fast", attention_fast::<T> as Attention<T>),
+            ("exact", attention_exact::<T>),
+        ] {
+            group.bench_function(BenchmarkId::new(format!("{form}{suffix}"), &name), |b| {
                 b.iter(|| {
-                    pool.install(|| attention_fast(isa, &pool, q, heads, kv, &seqs, &mut out));
-                });
-            });
-            group.bench_function(BenchmarkId::new("fast_bf16", &name), |b| {
-                b.iter(|| {
-                    pool.install(|| attention_fast(isa, &pool, q, heads, kv_bf16, &seqs, &mut out));
-                });
-            });
-            group.bench_function(BenchmarkId::new("exact", &name), |b| {
-                b.iter(|| {
-                    pool.install(|| attention_exact(isa, &pool, q, heads, kv, &seqs, &mut out));
+                    pool.install(|| run(isa, pool, q, heads, store.view(), &seqs, &mut out));
                 });
             });
         }
-        group.finish();
+    }
+    group.finish();
+}
+
+fn attention(c: &mut Criterion) {
+    for pool in pools() {
+        attention_on::<f32>(c, &pool, "");
+        attention_on::<bf16>(c, &pool, "_bf16");
+        attention_on::<f16>(c, &pool, "_f16");
+        attention_on::<Fp8E4m3>(c, &pool, "_e4m3");
+        attention_on::<Fp8E5m2>(c, &pool, "_e5m2");
+        attention_on::<i8>(c, &pool, "_int8");
     }
 }
 

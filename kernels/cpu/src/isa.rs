@@ -48,7 +48,9 @@ impl Isa {
         let mut all = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
-            let avx2 = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+            let avx2 = is_x86_feature_detected!("avx2")
+                && is_x86_feature_detected!("fma")
+                && is_x86_feature_detected!("f16c");
             if avx2 && is_x86_feature_detected!("avx512f") {
                 all.push(Isa(Kind::Avx512));
             }
@@ -178,21 +180,21 @@ pub(crate) trait DotJob {
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bf16,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bf16,avx2,fma,f16c")]
 unsafe fn run_avx512_bf16<J: DotJob>(job: J) -> J::Out {
     // SAFETY: this function's features are those that V512's dot product needs.
     unsafe { job.run::<crate::lanes::avx512::V512>() }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx2,fma")]
+#[target_feature(enable = "avx512f,avx2,fma,f16c")]
 unsafe fn run_avx512<J: Job>(job: J) -> J::Out {
     // SAFETY: this function's features are those that V512 needs.
     unsafe { job.run::<crate::lanes::avx512::V512>() }
 }
 
 #[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
+#[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn run_avx2<J: Job>(job: J) -> J::Out {
     // SAFETY: this function's features are those that V256 needs.
     unsafe { job.run::<crate::lanes::avx2::V256>() }

@@ -43,7 +43,10 @@ pub use buffer::AlignedBuf;
 pub use elementwise::{add, add_bias, silu_mul, silu_mul_fused};
 pub use gemm::{gemm_exact, gemm_fast};
 pub use isa::{Dot, Isa};
-pub use kv::{KvElem, KvLayerMut, KvLayerView, KvShape, KvSlot, kv_write};
+pub use kv::{
+    Fp8E4m3, Fp8E5m2, KvElem, KvFormat, KvLayerMut, KvLayerView, KvScaling, KvShape, KvSlot,
+    kv_read, kv_write,
+};
 pub use math::exp_f32;
 pub use norm::{add_rmsnorm, rmsnorm};
 pub use packed::{PANEL_WIDTH, PackedBf16, PackedF32};

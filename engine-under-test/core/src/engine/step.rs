@@ -1,16 +1,14 @@
-//! One step: plan, execute, commit, and the row that tells what happened.
+//! One step: plan, move data, execute, commit, and the row that tells what happened.
 
-use pb_contract::{Clock, EngineEvent, Fault, Nanos, RequestId, StepRow, TokenId, TokenLogprobs};
-use pb_model::forward::{ForwardTiming, LogitRow, LogitRows, LogitSink};
-use pb_sched::{Scheduled, SeqView, StepPlan, View};
+use pb_contract::{Clock, EngineEvent, Fault, Nanos, Preemption, RequestId, StepRow};
+use pb_model::forward::ForwardTiming;
+use pb_sched::{Observation, Scheduled, SeqView, StepPlan, View};
+use pb_tiers::TierKind;
 
-use super::{Engine, LogitTap};
+use super::compute::ChunkResult;
+use super::{Engine, Hold};
 use crate::error::ExecError;
-use crate::execute::Chunk;
-use crate::kv_adapter::KvAdapter;
-use crate::logprobs::token_logprobs;
-use crate::request::Live;
-use crate::sample::sample;
+use crate::kv_adapter::{Admission, KvAdapter, PlanLog};
 
 /// What one step did.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -19,15 +17,10 @@ pub struct StepOutput {
     pub row: StepRow,
     /// What happened to requests, in order.
     pub events: Vec<EngineEvent>,
-}
-
-/// What the logits of one chunk gave.
-#[derive(Default)]
-pub(super) struct ChunkResult {
-    /// The chosen token and its log-probabilities, where the chunk ends its sequence.
-    pub(super) token: Option<(TokenId, Option<TokenLogprobs>)>,
-    /// First prompt position reported, and one entry a position.
-    pub(super) prompt_logprobs: Option<(usize, Vec<TokenLogprobs>)>,
+    /// What was computed, in the order of the plan.
+    pub scheduled: Vec<Scheduled>,
+    /// Requests that lost their blocks, in that order.
+    pub preempted: Vec<RequestId>,
 }
 
 impl Engine {
@@ -38,168 +31,194 @@ impl Engine {
     /// they had registered in the prefix cache is forgotten.
     pub fn step(&mut self, clock: &dyn Clock) -> Result<StepOutput, ExecError> {
         let start = clock.now();
+        self.kv.set_now(start.0);
         let evicted_before = self.kv.evicted_total();
-        let plan = self.plan();
-        self.preempt(&plan.preempted);
-        let mut events = Vec::new();
-        let mut row = StepRow {
-            step: self.steps,
-            start_ns: start,
-            ..StepRow::default()
+        let (plan, mut log) = self.plan(clock);
+        let mut out = StepOutput {
+            row: StepRow {
+                step: self.steps,
+                start_ns: start,
+                preempted: plan.preempted.len(),
+                lock_wait_ns: std::mem::take(&mut self.lock_wait),
+                ..StepRow::default()
+            },
+            scheduled: plan.scheduled,
+            preempted: plan.preempted,
+            ..StepOutput::default()
         };
-        row.preempted = plan.preempted.len();
-        self.admit(&plan, &mut row, &mut events);
-        let chunks: Vec<Chunk> = plan.scheduled.iter().map(|s| self.chunk(s)).collect();
-        self.count(&chunks, &mut row);
-        row.schedule_ns = clock.now() - start;
-        let (timing, results) = self.execute(&chunks, clock)?;
+        let planned = clock.now();
+        split_schedule_time(&mut out.row, planned - start, &log);
+        let moved = self.move_blocks(&mut log);
+        self.preempt(&out.preempted);
+        self.admit(&out.scheduled, &log, &mut out.row, &mut out.events);
+        let computed = moved.and_then(|()| self.compute(&out.scheduled, clock));
+        let computed = computed.map_err(|message| self.fail_step(&out.scheduled, message))?;
+        out.row.dispatch_ns = computed.dispatched - planned;
+        let observed = self.observation(&out.scheduled, &computed.results);
         let committing = clock.now();
-        self.commit(&chunks, results, &mut events);
-        row.sampling_ns = timing.sink_ns + (clock.now() - committing);
-        self.finish_row(&mut row, timing, evicted_before);
+        self.commit(&out.scheduled, computed.results, &mut out.events);
+        out.row.sampling_ns = computed.timing.sink_ns + (clock.now() - committing);
+        self.finish_row(&mut out.row, &observed, computed.timing, evicted_before);
         self.steps += 1;
-        row.duration_ns = clock.now() - start;
-        let parts = row.schedule_ns
-            + timing.gemm_ns
-            + timing.prefill_attention_ns
-            + timing.decode_attention_ns
-            + row.sampling_ns;
-        row.other_ns = row.duration_ns.saturating_sub(parts);
-        Ok(StepOutput { row, events })
+        out.row.duration_ns = clock.now() - start;
+        self.observe(observed, &out.row);
+        let parts = out.row.schedule_ns
+            + computed.timing.gemm_ns
+            + computed.timing.prefill_attention_ns
+            + computed.timing.decode_attention_ns
+            + out.row.sampling_ns;
+        out.row.other_ns = out.row.duration_ns.saturating_sub(parts);
+        Ok(out)
     }
 
-    fn plan(&mut self) -> StepPlan {
+    fn plan(&mut self, clock: &dyn Clock) -> (StepPlan, PlanLog) {
         let view_of = |id: &RequestId| self.requests[id].view();
         let running: Vec<SeqView> = self.running.iter().map(view_of).collect();
-        let waiting: Vec<SeqView> = self.waiting.iter().map(view_of).collect();
+        let waiting = self.waiting_views();
         let view = View {
             running: &running,
             waiting: &waiting,
         };
-        let mut adapter = KvAdapter {
-            kv: &mut self.kv,
-            requests: &self.requests,
-        };
-        self.policy.plan(&view, &mut adapter)
-    }
-
-    /// Puts preempted requests back to the front of the queue; their blocks are released already.
-    fn preempt(&mut self, preempted: &[RequestId]) {
-        for id in preempted {
-            self.running.retain(|r| r != id);
-            if let Some(live) = self.requests.get_mut(id) {
-                live.computed = 0;
-                live.preempted = true;
+        let mut adapter = KvAdapter::new(
+            self.kv.as_mut(),
+            &self.requests,
+            &mut self.tiers,
+            &self.swap,
+            clock,
+        );
+        adapter.image_bytes = self.image_bytes;
+        adapter.swaps = self.config.scheduling.preemption == Preemption::Swap;
+        let plan = self.policy.plan(&view, &mut adapter);
+        let log = adapter.into_log();
+        for &(id, block) in &log.failed_loads {
+            self.counters.failed_loads += 1;
+            if let Some(live) = self.requests.get_mut(&id) {
+                live.tier_blocks = live.tier_blocks.min(block);
             }
-            self.waiting.push_front(*id);
-            self.counters.preemptions += 1;
         }
+        (plan, log)
     }
 
     /// Moves newly admitted requests to `running` and counts their prefix hits, once each.
-    fn admit(&mut self, plan: &StepPlan, row: &mut StepRow, events: &mut Vec<EngineEvent>) {
-        for s in &plan.scheduled {
-            let Some(hit_tokens) = s.hit_tokens else {
-                continue;
-            };
-            self.waiting.retain(|&r| r != s.id);
-            self.running.push(s.id);
-            let Some(live) = self.requests.get_mut(&s.id) else {
-                continue;
-            };
-            live.computed = hit_tokens;
-            live.preempted = false;
-            let queried = live.seq.len();
-            if live.admitted {
-                self.counters.preempted_queried_tokens += queried as u64;
-                self.counters.preempted_hit_tokens += hit_tokens as u64;
-                continue;
-            }
-            live.admitted = true;
-            row.queried_tokens += queried;
-            row.hit_tokens += hit_tokens;
-            self.counters.queried_tokens += queried as u64;
-            self.counters.hit_tokens += hit_tokens as u64;
-            self.counters.prompt_tokens += queried as u64;
-            events.push(EngineEvent::Admitted {
-                id: s.id,
-                cached_tokens: hit_tokens,
-            });
-        }
-    }
-
-    fn chunk(&self, s: &Scheduled) -> Chunk {
-        let live = &self.requests[&s.id];
-        let end = s.start + s.count;
-        let wants_prompt = live.request.sampling.prompt_logprobs.is_some()
-            && s.start < live.prompt_tokens()
-            && live.prompt_logprobs_done < live.prompt_tokens();
-        let rows = if self.tap.is_some() || wants_prompt {
-            LogitRows::All
-        } else if end == live.seq.len() {
-            LogitRows::Last
-        } else {
-            LogitRows::None
-        };
-        let shifted = self.config.fault == Fault::RopePlusOneAfterFirstChunk && s.start > 0;
-        Chunk {
-            id: s.id,
-            tokens: live.seq.tokens()[s.start..end].to_vec(),
-            start: s.start,
-            block_table: self.kv.block_table(s.id).to_vec(),
-            rows,
-            is_prefill: !live.view().is_decode(),
-            rope_offset: usize::from(shifted),
-        }
-    }
-
-    fn count(&self, chunks: &[Chunk], row: &mut StepRow) {
-        for c in chunks {
-            row.context_tokens += c.start + c.tokens.len();
-            if c.is_prefill {
-                row.prefill_tokens += c.tokens.len();
-                row.prefill_seqs += 1;
-            } else {
-                row.decode_tokens += c.tokens.len();
-                row.decode_seqs += 1;
-            }
-        }
-    }
-
-    fn execute(
+    fn admit(
         &mut self,
-        chunks: &[Chunk],
-        clock: &dyn Clock,
-    ) -> Result<(ForwardTiming, Vec<ChunkResult>), ExecError> {
-        if chunks.is_empty() {
-            return Ok((ForwardTiming::default(), Vec::new()));
+        scheduled: &[Scheduled],
+        log: &PlanLog,
+        row: &mut StepRow,
+        events: &mut Vec<EngineEvent>,
+    ) {
+        for s in scheduled {
+            let Some(hit_tokens) = s.hit_tokens else {
+                self.drift(s);
+                continue;
+            };
+            match self.waiting.front() {
+                Some(&first) if first == s.id => {
+                    self.waiting.pop_front();
+                }
+                _ => self.waiting.retain(|&r| r != s.id),
+            }
+            self.running.push(s.id);
+            let admission = log.admissions.iter().find(|a| a.id == s.id);
+            // OK because the plan schedules only what the adapter has given blocks.
+            let admission = admission.expect("an admitted request has been allocated");
+            self.count_admission(s.id, hit_tokens, admission, row, events);
         }
-        let mut sink = Sink {
-            chunks,
-            requests: &mut self.requests,
-            eos_ids: &self.spec.eos_ids,
-            tap: self.tap.as_deref_mut(),
-            results: chunks.iter().map(|_| ChunkResult::default()).collect(),
+    }
+
+    fn count_admission(
+        &mut self,
+        id: RequestId,
+        hit_tokens: usize,
+        admission: &Admission,
+        row: &mut StepRow,
+        events: &mut Vec<EngineEvent>,
+    ) {
+        let Some(live) = self.requests.get_mut(&id) else {
+            return;
         };
-        match self.executor.execute(chunks, clock, &mut sink) {
-            Ok(timing) => Ok((timing, sink.results)),
-            Err(message) => Err(self.fail_step(chunks, message)),
+        live.computed = hit_tokens;
+        (live.preempted, live.swapped) = (false, false);
+        let queried = live.seq.len();
+        let found = hit_tokens - admission.swapped_tokens;
+        let c = &mut self.counters;
+        row.swapped_in_tokens += admission.swapped_tokens;
+        c.swapped_in_tokens += admission.swapped_tokens as u64;
+        let again = live.admitted.is_some();
+        if again && self.config.fault != Fault::PreemptedHitCounted {
+            c.preempted_queried_tokens += queried as u64;
+            c.preempted_hit_tokens += found as u64;
+            return;
+        }
+        let [host, disk, remote] = admission.tier_tokens;
+        row.queried_tokens += queried;
+        row.hit_tokens += found;
+        row.host_hit_tokens += host;
+        row.disk_hit_tokens += disk;
+        row.remote_hit_tokens += remote;
+        c.queried_tokens += queried as u64;
+        c.hit_tokens += found as u64;
+        c.host_hit_tokens += host as u64;
+        c.disk_hit_tokens += disk as u64;
+        c.remote_hit_tokens += remote as u64;
+        if again {
+            return;
+        }
+        live.admitted = Some(hit_tokens);
+        c.prompt_tokens += queried as u64;
+        events.push(EngineEvent::Admitted {
+            id,
+            cached_tokens: hit_tokens,
+        });
+    }
+
+    /// The planted fault that takes a request's own earlier chunks for hits.
+    fn drift(&mut self, s: &Scheduled) {
+        if self.config.fault == Fault::CounterDrift && s.start < self.requests[&s.id].prompt_tokens
+        {
+            self.counters.hit_tokens += s.start as u64;
         }
     }
 
-    /// Removes the requests of a failed step; nothing that it registered stays reachable.
-    fn fail_step(&mut self, chunks: &[Chunk], message: String) -> ExecError {
-        for c in chunks {
-            self.kv.forget_uncomputed(c.id, c.start);
+    /// What the policy may learn from the step.
+    fn observation(&self, scheduled: &[Scheduled], results: &[ChunkResult]) -> Observation {
+        let mut seen = Observation::default();
+        for (s, result) in scheduled.iter().zip(results) {
+            if result.is_prefill {
+                seen.prefill.push((s.count, s.start));
+            } else {
+                seen.decode_seqs += 1;
+                seen.decode_context += s.start + s.count;
+            }
         }
-        let failed: Vec<RequestId> = chunks.iter().map(|c| c.id).collect();
-        for &id in &failed {
-            self.remove(id);
-        }
-        ExecError { message, failed }
+        seen
     }
 
-    fn finish_row(&self, row: &mut StepRow, timing: ForwardTiming, evicted_before: u64) {
+    fn observe(&mut self, mut seen: Observation, row: &StepRow) {
+        seen.preempted = row.preempted;
+        seen.running = self.running.len();
+        for id in &self.running {
+            let live = &self.requests[id];
+            seen.generated += live.generated();
+            seen.max_new_tokens += live.request.sampling.max_tokens as usize;
+        }
+        seen.duration_ns = row.duration_ns.0;
+        self.policy.observe(&seen);
+    }
+
+    fn finish_row(
+        &self,
+        row: &mut StepRow,
+        seen: &Observation,
+        timing: ForwardTiming,
+        evicted_before: u64,
+    ) {
+        row.prefill_seqs = seen.prefill.len();
+        row.prefill_tokens = seen.prefill.iter().map(|&(n, _)| n).sum();
+        let prefill_context: usize = seen.prefill.iter().map(|&(n, start)| n + start).sum();
+        row.decode_seqs = seen.decode_seqs;
+        row.decode_tokens = seen.decode_seqs;
+        row.context_tokens = prefill_context + seen.decode_context;
         let rows = (row.prefill_tokens + row.decode_tokens).max(1) as u64;
         let prefill_share = timing.gemm_ns.0 * row.prefill_tokens as u64 / rows;
         row.prefill_gemm_ns = Nanos(prefill_share);
@@ -207,61 +226,25 @@ impl Engine {
         row.prefill_attention_ns = timing.prefill_attention_ns;
         row.decode_attention_ns = timing.decode_attention_ns;
         row.running = self.running.len();
-        row.waiting = self.waiting.len();
+        row.waiting = self.requests.len() - self.running.len();
         row.evicted_blocks = (self.kv.evicted_total() - evicted_before) as usize;
         let buckets = self.kv.buckets();
         row.active_blocks = buckets.active;
         row.reclaimable_blocks = buckets.reclaimable;
         row.free_blocks = buckets.free;
+        row.pinned_blocks = self.held_blocks(Hold::Pin);
+        row.in_transfer_blocks = self.held_blocks(Hold::Transfer);
+        row.swapped_blocks = self.swap.used_blocks();
+        row.host_blocks = self.tiers.blocks(TierKind::Host) as usize;
+        row.disk_blocks = self.tiers.blocks(TierKind::Disk) as usize;
+        row.remote_blocks = self.tiers.blocks(TierKind::Redis) as usize;
     }
 }
 
-/// Samples and records while the logits are at hand, so that they need not be kept.
-struct Sink<'a> {
-    chunks: &'a [Chunk],
-    requests: &'a mut std::collections::BTreeMap<RequestId, Live>,
-    eos_ids: &'a [TokenId],
-    tap: Option<&'a mut (dyn LogitTap + 'static)>,
-    results: Vec<ChunkResult>,
-}
-
-impl LogitSink for Sink<'_> {
-    fn row(&mut self, seq: usize, position: usize, logits: LogitRow<'_>) {
-        let id = self.chunks[seq].id;
-        if let Some(tap) = &mut self.tap {
-            tap.row(id, position, logits);
-        }
-        let Some(live) = self.requests.get_mut(&id) else {
-            return;
-        };
-        let is_last = position + 1 == live.seq.len();
-        let predicted = position + 1;
-        let prompt_top =
-            live.request.sampling.prompt_logprobs.filter(|_| {
-                predicted < live.prompt_tokens() && predicted >= live.prompt_logprobs_done
-            });
-        if !is_last && prompt_top.is_none() {
-            return;
-        }
-        let logits = logits.to_f64();
-        let result = &mut self.results[seq];
-        if let Some(top) = prompt_top {
-            let token = live.seq.tokens()[predicted];
-            let entry = token_logprobs(&logits, token, top as usize);
-            result
-                .prompt_logprobs
-                .get_or_insert((predicted, Vec::new()))
-                .1
-                .push(entry);
-        }
-        if is_last {
-            let forbidden = live.forbidden(self.eos_ids);
-            let params = &live.request.sampling;
-            let token = sample(&logits, params, &forbidden, &mut live.stream);
-            let logprobs = params
-                .logprobs
-                .map(|k| token_logprobs(&logits, token, k as usize));
-            result.token = Some((token, logprobs));
-        }
-    }
+/// Divides the time of planning between its parts.
+fn split_schedule_time(row: &mut StepRow, schedule_ns: Nanos, log: &PlanLog) {
+    row.schedule_ns = schedule_ns;
+    row.lookup_ns = log.lookup_ns;
+    row.allocate_ns = log.allocate_ns;
+    row.plan_ns = schedule_ns.saturating_sub(log.lookup_ns + log.allocate_ns);
 }

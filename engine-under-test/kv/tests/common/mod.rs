@@ -3,7 +3,9 @@
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
 use pb_contract::{BlockId, PrefixCacheKind, RequestId, TokenId};
-use pb_kv::{CacheScope, FreePlacement, HashKind, HashedTokens, Hit, KvConfig, KvManager};
+use pb_kv::{
+    AdapterKey, CacheScope, FreePlacement, HashKind, HashedTokens, Hit, KvConfig, KvManager,
+};
 
 /// A sequence of the default scope.
 pub(crate) fn seq(block_size: usize, tokens: impl IntoIterator<Item = TokenId>) -> HashedTokens {
@@ -35,7 +37,10 @@ pub(crate) fn with_hash(
 pub(crate) fn scope(adapter: Option<&str>, salt: Option<&str>) -> CacheScope {
     CacheScope {
         identity: [0; 32],
-        adapter: adapter.map(str::to_owned),
+        adapter: adapter.map(|name| AdapterKey {
+            name: name.to_owned(),
+            digest: [0; 32],
+        }),
         salt: salt.map(str::to_owned),
     }
 }
@@ -66,7 +71,7 @@ pub(crate) fn manager_with(
 }
 
 /// Looks up and allocates the whole of `seq`; returns the hit in tokens. Panics when refused.
-pub(crate) fn admit(kv: &mut KvManager, id: u64, seq: &HashedTokens) -> usize {
+pub(crate) fn start(kv: &mut KvManager, id: u64, seq: &HashedTokens) -> usize {
     let hit = kv.lookup(seq);
     let hit_tokens = hit.tokens(seq.block_size());
     assert!(
@@ -75,6 +80,22 @@ pub(crate) fn admit(kv: &mut KvManager, id: u64, seq: &HashedTokens) -> usize {
     );
     kv.check().unwrap();
     hit_tokens
+}
+
+/// As [`start`], and the step computes it.
+pub(crate) fn admit(kv: &mut KvManager, id: u64, seq: &HashedTokens) -> usize {
+    let hit_tokens = start(kv, id, seq);
+    kv.commit(RequestId(id), seq.len());
+    kv.check().unwrap();
+    hit_tokens
+}
+
+/// One more chunk of `seq` up to `end` tokens, computed. Panics when refused.
+pub(crate) fn extend(kv: &mut KvManager, id: u64, seq: &HashedTokens, from: usize, end: usize) {
+    let id = RequestId(id);
+    assert!(kv.allocate(id, seq, from, &miss(), end - from), "no room");
+    kv.commit(id, end);
+    kv.check().unwrap();
 }
 
 /// Frees and checks.

@@ -9,16 +9,25 @@
 //! `pb_kernels_cpu` (modes `exact` and `fast`). [`reference`] computes in f64 with plain loops
 //! and shares neither mask nor position code with the first, so that it can judge it.
 
+mod fault;
+mod image;
+mod judge;
 mod packed;
 mod reference;
 mod rope;
+mod rounding;
+mod scales;
 
 use std::sync::Arc;
 
-use pb_contract::{BlockId, Clock, KvDtype, Nanos, Numerics, TokenId};
+use pb_contract::{BlockId, Clock, Fault, KvDtype, Nanos, Numerics, TokenId};
 use pb_kernels_cpu::{Dot, Isa, PackedBf16, PackedF32, Pool};
 
+use crate::lora::AdapterSet;
 use crate::weights::Weights;
+pub use image::{ImageError, block_image_bytes};
+pub use judge::{StoredKv, judge_stored_kv};
+pub use scales::KvScales;
 
 /// Which positions of a run need logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,8 +53,9 @@ pub struct SeqInput<'a> {
     pub rows: LogitRows,
     /// Whether these are prompt tokens (for the split of attention time only).
     pub is_prefill: bool,
-    /// Added to every rotary position; 0 except for a planted fault.
-    pub rope_offset: usize,
+    /// Index of its adapter among those that the decoder was built with; `None` for the base
+    /// model.
+    pub adapter: Option<usize>,
 }
 
 /// Logits of one position, `[vocab]`, in the precision of the mode.
@@ -85,6 +95,10 @@ pub trait LogitSink: Send {
     /// Takes the logits at absolute `position` of batch entry `seq`. Rows come in batch order
     /// and ascending position.
     fn row(&mut self, seq: usize, position: usize, logits: LogitRow<'_>);
+
+    /// Takes the token that a backend without logits (a simulation) chose for the last position
+    /// of batch entry `seq`.
+    fn token(&mut self, seq: usize, token: TokenId);
 }
 
 /// How long the parts of a forward pass took.
@@ -105,8 +119,8 @@ pub trait Decoder: Send {
     /// Computes `batch`, writes its keys and values and hands the wanted logits to `sink`.
     ///
     /// # Panics
-    /// When a block table does not cover its run or a token id is not below the vocabulary size:
-    /// the engine core checks both.
+    /// When a block table does not cover its run, a token id is not below the vocabulary size or
+    /// an adapter's index is not among those built with: the engine core checks all three.
     fn forward(
         &mut self,
         batch: &[SeqInput<'_>],
@@ -117,12 +131,35 @@ pub trait Decoder: Send {
     /// Replaces the KV pool by one of another shape; its contents are lost.
     fn resize_kv(&mut self, block_size: usize, num_blocks: usize);
 
+    /// Plants a fault of the forward pass, or removes it: a fault of another class is none here.
+    ///
+    /// # Errors
+    /// [`ForwardError::FaultyReference`] from the f64 reference, which judges the others.
+    fn set_fault(&mut self, fault: Fault) -> Result<(), ForwardError>;
+
     /// Size of the KV pool in bytes.
     fn kv_bytes(&self) -> usize;
+
+    /// Copies the keys and values of block `from`, all layers, to block `to`.
+    ///
+    /// # Panics
+    /// When a block is not in the pool; so do the next two.
+    fn copy_block(&mut self, from: BlockId, to: BlockId);
+
+    /// Appends the image of a block, all layers, to `out`: a header and the bytes of keys, values
+    /// and scales, [`block_image_bytes`] in all. Equal contents have equal images.
+    fn read_block(&self, block: BlockId, out: &mut Vec<u8>);
+
+    /// Sets a block to an image that [`Decoder::read_block`] of this or another decoder of the
+    /// same model, KV element type, scales and block size made.
+    ///
+    /// # Errors
+    /// [`ImageError`] when the image is of another kind; the block is then unchanged.
+    fn write_block(&mut self, block: BlockId, image: &[u8]) -> Result<(), ImageError>;
 }
 
 /// What a [`Decoder`] is built for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct ForwardOptions {
     /// Arithmetic.
     pub numerics: Numerics,
@@ -139,11 +176,65 @@ pub struct ForwardOptions {
     /// How `fast` multiplies: with f32 activations, or with activations rounded to bf16; `None`
     /// takes what is faster on this processor.
     pub dot: Option<Dot>,
+    /// What the f64 reference rounds keys and values to before it stores them, by rules of its
+    /// own; f64 leaves them. A quantised cache is judged against the reference that rounds as it
+    /// does. The other numerics round to `kv_dtype` and take f64 only.
+    pub kv_rounding: KvDtype,
+    /// Scales of an fp8 cache or rounding; `None` is 1 everywhere.
+    pub kv_scales: Option<Arc<KvScales>>,
+    /// A planted fault; those of other parts of the engine do nothing here.
+    pub fault: Fault,
+}
+
+impl Default for ForwardOptions {
+    /// `exact` with an f32 cache, one thread, and a pool of 64 blocks of 16 tokens.
+    fn default() -> Self {
+        ForwardOptions {
+            numerics: Numerics::Exact,
+            kv_dtype: KvDtype::F32,
+            threads: 1,
+            block_size: 16,
+            num_blocks: 64,
+            isa: None,
+            dot: None,
+            kv_rounding: KvDtype::F64,
+            kv_scales: None,
+            fault: Fault::None,
+        }
+    }
+}
+
+impl ForwardOptions {
+    /// Checks rounding and scales for a model of `layers` layers.
+    fn check_kv(&self, layers: usize) -> Result<(), ForwardError> {
+        let (numerics, kv_rounding) = (self.numerics, self.kv_rounding);
+        if numerics != Numerics::F64 && kv_rounding != KvDtype::F64 {
+            return Err(ForwardError::Rounding {
+                kv_rounding,
+                numerics,
+            });
+        }
+        let scaled = match numerics {
+            Numerics::F64 => kv_rounding,
+            Numerics::Exact | Numerics::Fast => self.kv_dtype,
+        };
+        let scales = self.kv_scales.as_ref();
+        scales.map_or(Ok(()), |s| s.check(scaled, layers))
+    }
 }
 
 /// Why a decoder could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
+    /// The reference is the judge of planted faults and has none itself.
+    #[error("fault {fault:?} with numerics F64: use Exact or Fast, or no fault")]
+    FaultyReference {
+        /// Requested fault.
+        fault: Fault,
+    },
+    /// An adapter was loaded for a model of another shape.
+    #[error(transparent)]
+    Adapter(#[from] crate::error::ModelError),
     /// The thread pool could not be made.
     #[error("threads = {threads}: cannot start the compute threads: {problem}")]
     Threads {
@@ -160,6 +251,48 @@ pub enum ForwardError {
         /// Requested KV element type.
         kv_dtype: KvDtype,
     },
+    /// Only the reference rounds apart from its element type.
+    #[error(
+        "kv_rounding = {kv_rounding:?} with numerics {numerics:?}: only F64 rounds; set kv_dtype"
+    )]
+    Rounding {
+        /// Requested rounding.
+        kv_rounding: KvDtype,
+        /// Requested arithmetic.
+        numerics: Numerics,
+    },
+    /// Scales were given to a type that has none, or that makes its own.
+    #[error("kv_scales with KV dtype {kv_dtype:?}: only Fp8E4m3 and Fp8E5m2 take scales")]
+    NoScales {
+        /// Element type.
+        kv_dtype: KvDtype,
+    },
+    /// The scales are those of another model.
+    #[error("kv_scales.{side} has {found} scales, the model has {layers} layers: give one each")]
+    ScaleCount {
+        /// `k` or `v`.
+        side: &'static str,
+        /// Scales given.
+        found: usize,
+        /// Scales needed.
+        layers: usize,
+    },
+    /// A scale that divides into nothing sensible.
+    #[error("kv_scales.{side}[{layer}] = {value}: must be positive and finite")]
+    Scale {
+        /// `k` or `v`.
+        side: &'static str,
+        /// Layer.
+        layer: usize,
+        /// The scale.
+        value: f32,
+    },
+    /// Nothing to find scales on, or to judge.
+    #[error("the sample has no tokens: give at least one")]
+    EmptySample,
+    /// A block image does not fit the cache that is judged.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// The KV pool does not fit the address space.
     #[error("num_blocks = {num_blocks}: the KV pool would need more than {limit} bytes; lower it")]
     PoolTooLarge {
@@ -173,17 +306,23 @@ pub enum ForwardError {
 /// Largest KV pool that is allocated without question.
 const KV_POOL_LIMIT_BYTES: usize = 1 << 38;
 
-/// Bytes of KV cache for one token: `2 * layers * kv_heads * d_head * bytes_per_element`.
+/// Bytes of KV cache for one token: `2 * layers * kv_heads * d_head * bytes_per_element`, and the
+/// f32 scales of int8, `2 * layers * kv_heads * 4`. (The scales of fp8 are the layer's.)
 pub fn kv_bytes_per_token(config: &crate::config::LlamaConfig, dtype: KvDtype) -> usize {
-    2 * config.layers * config.kv_dim() * dtype.bytes()
+    let scale_bytes = match dtype {
+        KvDtype::Int8 => config.kv_heads * size_of::<f32>(),
+        _ => 0,
+    };
+    2 * config.layers * (config.kv_dim() * dtype.bytes() + scale_bytes)
 }
 
-/// Builds the decoder for `options`.
+/// Builds the decoder for `options`, serving `adapters` by their index.
 ///
 /// # Errors
 /// [`ForwardError`] when the options cannot be satisfied.
 pub fn build(
     weights: &Arc<Weights>,
+    adapters: &Arc<AdapterSet>,
     options: ForwardOptions,
 ) -> Result<Box<dyn Decoder>, ForwardError> {
     let per_block = kv_bytes_per_token(&weights.config, options.kv_dtype) * options.block_size;
@@ -196,32 +335,34 @@ pub fn build(
             limit: KV_POOL_LIMIT_BYTES,
         });
     }
+    adapters
+        .iter()
+        .try_for_each(|a| a.check_fits(&weights.config))?;
     let pool = Pool::new(options.threads).map_err(|e| ForwardError::Threads {
         threads: options.threads,
         problem: e.to_string(),
     })?;
-    let (w, o) = (weights, options);
-    match (options.numerics, options.kv_dtype) {
-        (Numerics::F64, KvDtype::F64) => Ok(Box::new(reference::ReferenceDecoder::new(
-            Arc::clone(w),
-            o,
-            pool,
-        ))),
-        (Numerics::Exact, KvDtype::F32) => Ok(Box::new(
-            packed::PackedDecoder::<PackedF32, f32>::new(w, o, pool),
-        )),
-        (Numerics::Exact, KvDtype::Bf16) => Ok(Box::new(packed::PackedDecoder::<
-            PackedF32,
-            half::bf16,
-        >::new(w, o, pool))),
-        (Numerics::Fast, KvDtype::F32) => Ok(Box::new(
-            packed::PackedDecoder::<PackedBf16, f32>::new(w, o, pool),
-        )),
-        (Numerics::Fast, KvDtype::Bf16) => Ok(Box::new(packed::PackedDecoder::<
-            PackedBf16,
-            half::bf16,
-        >::new(w, o, pool))),
-        (numerics, kv_dtype) => Err(ForwardError::Dtype { numerics, kv_dtype }),
+    options.check_kv(weights.config.layers)?;
+    match options.numerics {
+        Numerics::F64 if fault::numeric(options.fault) != Fault::None => {
+            Err(ForwardError::FaultyReference {
+                fault: options.fault,
+            })
+        }
+        Numerics::F64 if options.kv_dtype == KvDtype::F64 => {
+            Ok(Box::new(reference::ReferenceDecoder::new(
+                Arc::clone(weights),
+                Arc::clone(adapters),
+                &options,
+                pool,
+            )))
+        }
+        Numerics::F64 => Err(ForwardError::Dtype {
+            numerics: options.numerics,
+            kv_dtype: options.kv_dtype,
+        }),
+        Numerics::Exact => packed::build::<PackedF32>(weights, adapters, &options, pool),
+        Numerics::Fast => packed::build::<PackedBf16>(weights, adapters, &options, pool),
     }
 }
 

@@ -110,6 +110,11 @@ impl Shard {
         self.entries.contains_key(name)
     }
 
+    /// Names of all tensors, in order.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
     /// The values of `name`, which must have the given shape.
     ///
     /// # Errors

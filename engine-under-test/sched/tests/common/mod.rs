@@ -2,15 +2,58 @@
 
 #![allow(dead_code, reason = "each test binary uses its own part")]
 
-use std::collections::{BTreeMap, BTreeSet};
+pub(crate) mod arms;
+pub(crate) mod kv;
 
-use pb_contract::RequestId;
-use pb_sched::{Allocator, Policy, SeqView, StepPlan, TokenBudget, View};
+use std::collections::BTreeMap;
 
-/// A memory that can also be told of generated tokens.
+use pb_contract::{
+    BlockId, EngineConfig, KvDtype, Numerics, PrefixCacheKind, QueueOrder, RequestId, Scheduling,
+    TokenId,
+};
+use pb_sched::laws::{Laws, check_plan};
+use pb_sched::{
+    Allocator, Observation, Policy, QueueInfo, Requeue, RunningOrder, SeqView, StepPlan,
+    TokenBudget, View, arrange,
+};
+
+/// A memory that is also told what was computed, generated and finished.
 pub(crate) trait Memory: Allocator {
+    /// The keys and values of the first `computed` tokens are there.
+    fn committed(&mut self, _id: RequestId, _computed: usize) {}
+
     /// A token was generated for `id` in a step that is over.
-    fn generated(&mut self, id: RequestId, token: u32);
+    fn generated(&mut self, _id: RequestId, _token: u32) {}
+
+    /// The request has ended.
+    fn finished(&mut self, id: RequestId) {
+        self.free(id);
+    }
+
+    /// What queue orders may ask.
+    fn info(&self) -> &dyn QueueInfo {
+        &NothingCached
+    }
+}
+
+struct NothingCached;
+
+impl QueueInfo for NothingCached {
+    fn matched_blocks(&self, _id: RequestId) -> Vec<BlockId> {
+        Vec::new()
+    }
+
+    fn block_size(&self) -> usize {
+        1
+    }
+
+    fn tokens(&self, _id: RequestId) -> &[TokenId] {
+        &[]
+    }
+
+    fn scope_key(&self, _id: RequestId) -> u64 {
+        0
+    }
 }
 
 /// Counts blocks; there is no sharing. Can be told to refuse one call.
@@ -37,7 +80,7 @@ impl Counting {
     }
 
     pub(crate) fn unlimited() -> Self {
-        Self::new(16, usize::MAX / 2)
+        Self::new(16, usize::MAX / 32)
     }
 }
 
@@ -57,6 +100,10 @@ impl Allocator for Counting {
         self.free
     }
 
+    fn block_size(&self) -> usize {
+        self.block_size
+    }
+
     fn allocate(&mut self, id: RequestId, computed: usize, hit: usize, new: usize) -> bool {
         assert!(new > 0, "request {id} was scheduled for nothing");
         self.calls += 1;
@@ -74,8 +121,27 @@ impl Allocator for Counting {
     }
 }
 
-impl Memory for Counting {
-    fn generated(&mut self, _id: RequestId, _token: u32) {}
+impl Memory for Counting {}
+
+/// A configuration of sizes that tests change as they need.
+pub(crate) fn config(budget: usize, chunked: bool, scheduling: Scheduling) -> EngineConfig {
+    EngineConfig {
+        numerics: Numerics::Exact,
+        kv_dtype: KvDtype::F32,
+        threads: 1,
+        chunked,
+        max_batched_tokens: budget,
+        max_num_seqs: 64,
+        prefix_cache: PrefixCacheKind::None,
+        block_size: 4,
+        num_blocks: 64,
+        max_model_len: 256,
+        seed: 0,
+        scheduling,
+        cache: Default::default(),
+        tiers: Default::default(),
+        fault: Default::default(),
+    }
 }
 
 /// A request of the miniature engine.
@@ -87,6 +153,8 @@ pub(crate) struct Req {
     pub(crate) output: Vec<u32>,
     pub(crate) computed: usize,
     pub(crate) preempted: bool,
+    pub(crate) priority: i64,
+    pub(crate) places: usize,
 }
 
 impl Req {
@@ -99,6 +167,8 @@ impl Req {
             output: Vec::new(),
             computed: 0,
             preempted: false,
+            priority: 0,
+            places: 1,
         }
     }
 
@@ -114,31 +184,74 @@ impl Req {
             computed: self.computed,
             skip_cache_read: false,
             preempted: self.preempted,
+            remaining: self.max_tokens.saturating_sub(self.output.len()),
+            places: self.places,
+            priority: self.priority,
+            arrival: self.id.0,
         }
     }
 }
 
 /// The queues around a policy.
 #[derive(Debug)]
-pub(crate) struct Sim<M> {
-    pub(crate) policy: TokenBudget,
+pub(crate) struct Sim<M, P = TokenBudget> {
+    pub(crate) policy: P,
+    pub(crate) laws: Laws,
+    pub(crate) queue: QueueOrder,
+    pub(crate) max_model_len: usize,
     pub(crate) memory: M,
     pub(crate) running: Vec<Req>,
     pub(crate) waiting: Vec<Req>,
     pub(crate) finished: Vec<Req>,
     pub(crate) preemptions: usize,
+    /// Prompt tokens computed.
+    pub(crate) prefill_tokens: usize,
+    /// What the last step did.
+    pub(crate) last: Observation,
+    /// Duration of a step that did this.
+    pub(crate) duration_ns: fn(&Observation) -> u64,
 }
 
 impl<M: Memory> Sim<M> {
     pub(crate) fn new(policy: TokenBudget, memory: M) -> Self {
         policy.validate().unwrap();
+        let laws = Laws {
+            max_batched_tokens: policy.max_batched_tokens,
+            max_num_seqs: policy.max_num_seqs,
+            chunked: policy.chunked,
+            stall_free: policy.order == RunningOrder::DecodeFirst,
+            phases_apart: false,
+        };
+        Sim::of(policy, laws, policy.max_model_len, memory)
+    }
+}
+
+impl<M: Memory> Sim<M, Box<dyn Policy>> {
+    pub(crate) fn build(config: &EngineConfig, memory: M) -> Self {
+        let policy = pb_sched::build(config).unwrap();
+        let laws = Laws::of(config);
+        Sim {
+            queue: config.scheduling.queue,
+            ..Sim::of(policy, laws, config.max_model_len, memory)
+        }
+    }
+}
+
+impl<M: Memory, P: Policy> Sim<M, P> {
+    pub(crate) fn of(policy: P, laws: Laws, max_model_len: usize, memory: M) -> Self {
         Sim {
             policy,
+            laws,
+            queue: QueueOrder::Fcfs,
+            max_model_len,
             memory,
             running: Vec::new(),
             waiting: Vec::new(),
             finished: Vec::new(),
             preemptions: 0,
+            prefill_tokens: 0,
+            last: Observation::default(),
+            duration_ns: |_| 1_000_000,
         }
     }
 
@@ -163,102 +276,101 @@ impl<M: Memory> Sim<M> {
 
     /// As [`Sim::step`] with the token that each request generates.
     pub(crate) fn step_with(&mut self, sample: &dyn Fn(RequestId) -> u32) -> StepPlan {
+        self.try_step(sample)
+            .unwrap_or_else(|broken| panic!("{broken}"))
+    }
+
+    /// As [`Sim::step_with`]; a broken law is an error.
+    pub(crate) fn try_step(
+        &mut self,
+        sample: &dyn Fn(RequestId) -> u32,
+    ) -> Result<StepPlan, String> {
         let running: Vec<_> = self.running.iter().map(Req::view).collect();
-        let waiting: Vec<_> = self.waiting.iter().map(Req::view).collect();
+        let in_line: Vec<_> = self.waiting.iter().map(Req::view).collect();
+        let order = arrange(self.queue, &in_line, self.memory.info());
+        let waiting: Vec<_> = order.into_iter().map(|index| in_line[index]).collect();
         let view = View {
             running: &running,
             waiting: &waiting,
         };
         let plan = self.policy.plan(&view, &mut self.memory);
-        self.verify(&view, &plan);
+        check_plan(&view, &plan, &self.laws).map_err(|broken| format!("{broken}: {plan:?}"))?;
+        self.preempt(&plan);
+        let mut observed = self.compute(&plan, sample);
+        self.finish(&plan);
+        observed.preempted = plan.preempted.len();
+        observed.running = self.running.len();
+        observed.generated = self.running.iter().map(|req| req.output.len()).sum();
+        observed.max_new_tokens = self.running.iter().map(|req| req.max_tokens).sum();
+        observed.duration_ns = (self.duration_ns)(&observed);
+        self.policy.observe(&observed);
+        self.last = observed;
+        Ok(plan)
+    }
+
+    fn preempt(&mut self, plan: &StepPlan) {
         for &id in &plan.preempted {
             let at = self.running.iter().position(|req| req.id == id).unwrap();
             let mut req = self.running.remove(at);
             (req.computed, req.preempted) = (0, true);
-            self.waiting.insert(0, req);
+            match self.policy.requeue() {
+                Requeue::Front => self.waiting.insert(0, req),
+                Requeue::Back => self.waiting.push(req),
+            }
             self.preemptions += 1;
         }
-        for scheduled in &plan.scheduled {
-            if scheduled.hit_tokens.is_some() {
-                assert_eq!(
-                    self.waiting[0].id, scheduled.id,
-                    "admission keeps the order"
-                );
-                self.running.push(self.waiting.remove(0));
+    }
+
+    fn compute(&mut self, plan: &StepPlan, sample: &dyn Fn(RequestId) -> u32) -> Observation {
+        let mut observed = Observation::default();
+        for row in &plan.scheduled {
+            if row.hit_tokens.is_some() {
+                let at = self
+                    .waiting
+                    .iter()
+                    .position(|req| req.id == row.id)
+                    .unwrap();
+                self.running.push(self.waiting.remove(at));
             }
-            let id = scheduled.id;
+            let id = row.id;
             let req = self.running.iter_mut().find(|req| req.id == id).unwrap();
-            req.computed = scheduled.start + scheduled.count;
+            if req.view().is_decode() {
+                observed.decode_seqs += 1;
+                observed.decode_context += req.len();
+            } else {
+                observed.prefill.push((row.count, row.start));
+                self.prefill_tokens += row.count;
+            }
+            req.computed = row.start + row.count;
+            self.memory.committed(id, req.computed);
             if req.computed == req.len() {
                 req.output.push(sample(id));
                 self.memory.generated(id, sample(id));
             }
         }
-        let order: Vec<_> = plan
-            .scheduled
-            .iter()
-            .map(|scheduled| scheduled.id)
-            .collect();
-        order.into_iter().for_each(|id| self.finish_if_done(id));
-        plan
+        observed
     }
 
-    fn finish_if_done(&mut self, id: RequestId) {
-        let at = self.running.iter().position(|req| req.id == id).unwrap();
-        let req = &self.running[at];
-        if req.output.len() >= req.max_tokens || req.len() >= self.policy.max_model_len {
-            self.memory.free(id);
-            self.finished.push(self.running.remove(at));
+    fn finish(&mut self, plan: &StepPlan) {
+        for row in &plan.scheduled {
+            let at = self
+                .running
+                .iter()
+                .position(|req| req.id == row.id)
+                .unwrap();
+            let req = &self.running[at];
+            if req.output.len() >= req.max_tokens || req.len() >= self.max_model_len {
+                self.memory.finished(row.id);
+                self.finished.push(self.running.remove(at));
+            }
         }
     }
 
-    fn verify(&self, view: &View<'_>, plan: &StepPlan) {
-        let budget = self.policy.max_batched_tokens;
-        assert!(
-            plan.total_tokens() <= budget,
-            "budget {budget} exceeded: {plan:?}"
-        );
-        let ids: BTreeSet<_> = plan.scheduled.iter().map(|s| s.id).collect();
-        assert_eq!(ids.len(), plan.scheduled.len(), "scheduled twice: {plan:?}");
-        assert!(
-            plan.preempted.iter().all(|id| !ids.contains(id)),
-            "both: {plan:?}"
-        );
-        let admitted = plan
-            .scheduled
-            .iter()
-            .filter(|s| s.hit_tokens.is_some())
-            .count();
-        assert!(
-            admitted == 0 || plan.preempted.is_empty(),
-            "admitted after preemption: {plan:?}"
-        );
-        let running = view.running.len() - plan.preempted.len() + admitted;
-        assert!(admitted == 0 || running <= self.policy.max_num_seqs);
-        for scheduled in &plan.scheduled {
-            assert!(scheduled.count > 0, "empty chunk: {plan:?}");
-            let known = view.running.iter().find(|seq| seq.id == scheduled.id);
-            let waiting = view.waiting.iter().find(|seq| seq.id == scheduled.id);
-            let seq = known.or(waiting).unwrap();
-            let start = scheduled.hit_tokens.unwrap_or(seq.computed);
-            assert_eq!(
-                (scheduled.start, waiting.is_some()),
-                (start, known.is_none())
-            );
-            assert!(scheduled.start + scheduled.count <= seq.num_tokens);
-            assert!(
-                seq.is_decode() || self.policy.chunked || known.is_none(),
-                "a cut prompt"
-            );
-        }
-        let decodes = view.running.iter().filter(|seq| seq.is_decode());
-        let starved = decodes.filter(|seq| !ids.contains(&seq.id)).count();
-        let decode_first = self.policy.order == pb_sched::RunningOrder::DecodeFirst;
-        let full = plan.scheduled.iter().filter(|s| s.count == 1).count() == budget;
-        assert!(
-            !decode_first || full || starved <= plan.preempted.len(),
-            "{starved} decodes left out: {plan:?}"
-        );
+    /// Aborts a request in whatever state it is.
+    pub(crate) fn abort(&mut self, id: RequestId) {
+        self.memory.free(id);
+        self.running.retain(|req| req.id != id);
+        self.waiting.retain(|req| req.id != id);
     }
 
     /// Steps until nothing is left; returns the number of steps. Panics beyond `limit`.
@@ -270,8 +382,9 @@ impl<M: Memory> Sim<M> {
             self.step();
         }
         panic!(
-            "not finished after {limit} steps: {} left",
-            self.running.len()
+            "not finished after {limit} steps: {} run, {} wait",
+            self.running.len(),
+            self.waiting.len()
         );
     }
 }
@@ -282,4 +395,19 @@ pub(crate) fn rows(plan: &StepPlan) -> Vec<(u64, usize, usize)> {
         .iter()
         .map(|s| (s.id.0, s.start, s.count))
         .collect()
+}
+
+/// Chunks of request `id` until its prompt is computed.
+pub(crate) fn chunks_of<M: Memory, P: Policy>(sim: &mut Sim<M, P>, id: u64) -> Vec<usize> {
+    let mut chunks = Vec::new();
+    for _ in 0..10_000 {
+        let plan = sim.step();
+        let own = plan.scheduled.iter().filter(|row| row.id.0 == id);
+        chunks.extend(own.map(|row| row.count));
+        let mut all = sim.running.iter().chain(&sim.finished);
+        if all.any(|req| req.id.0 == id && !req.output.is_empty()) {
+            return chunks;
+        }
+    }
+    panic!("request {id} got no first token: {chunks:?}");
 }

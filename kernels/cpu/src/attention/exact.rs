@@ -9,11 +9,12 @@ use super::source::{AnySource, Source};
 use super::{MAX_STRIP, padded};
 use crate::buffer::with_scratch;
 use crate::isa::{Isa, Job};
+use crate::kv::KvElem;
 use crate::lanes::{LANES, Lanes};
 use crate::math;
 
 /// Computes the rows `rows` of `queries`.
-pub(super) fn run<T>(
+pub(super) fn run<T: KvElem>(
     isa: Isa,
     queries: &Queries<'_>,
     rows: &Range<usize>,
@@ -25,7 +26,7 @@ pub(super) fn run<T>(
     }
 }
 
-fn run_on<T>(isa: Isa, queries: &Queries<'_>, rows: &Range<usize>, source: Source<'_, T>) {
+fn run_on<T: KvElem>(isa: Isa, queries: &Queries<'_>, rows: &Range<usize>, source: Source<'_, T>) {
     if rows.is_empty() {
         return;
     }
@@ -61,7 +62,7 @@ struct ExactJob<'a, T> {
     lds: usize,
 }
 
-impl<T> Job for ExactJob<'_, T> {
+impl<T: KvElem> Job for ExactJob<'_, T> {
     type Out = ();
 
     #[inline(always)]
@@ -74,7 +75,7 @@ impl<T> Job for ExactJob<'_, T> {
     }
 }
 
-impl<T> ExactJob<'_, T> {
+impl<T: KvElem> ExactJob<'_, T> {
     #[inline(always)]
     unsafe fn strip<L: Lanes>(&mut self, first: usize, rows: usize) {
         let (queries, source, lds) = (self.queries, &self.source, self.lds);

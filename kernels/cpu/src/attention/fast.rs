@@ -11,6 +11,7 @@ use super::source::{AnySource, Source};
 use super::{MAX_STRIP, Task};
 use crate::buffer::with_scratch;
 use crate::isa::{Isa, Job};
+use crate::kv::KvElem;
 use crate::lanes::portable::VArray;
 use crate::lanes::{LANES, Lanes};
 use crate::math;
@@ -66,7 +67,7 @@ pub(super) fn split_keys(tasks: Vec<Task>, d: usize) -> (Vec<SplitTask>, Vec<f32
 }
 
 /// Computes the rows and keys of `task`, to the output or to `partial`.
-pub(super) fn run<T>(
+pub(super) fn run<T: KvElem>(
     isa: Isa,
     queries: &Queries<'_>,
     task: &Task,
@@ -79,7 +80,7 @@ pub(super) fn run<T>(
     }
 }
 
-fn run_on<T>(
+fn run_on<T: KvElem>(
     isa: Isa,
     queries: &Queries<'_>,
     task: &Task,
@@ -122,7 +123,7 @@ struct Running {
     sum: [f32; MAX_STRIP],
 }
 
-impl<T> Job for FastJob<'_, T> {
+impl<T: KvElem> Job for FastJob<'_, T> {
     type Out = ();
 
     #[inline(always)]
@@ -136,7 +137,7 @@ impl<T> Job for FastJob<'_, T> {
     }
 }
 
-impl<T> FastJob<'_, T> {
+impl<T: KvElem> FastJob<'_, T> {
     #[inline(always)]
     unsafe fn strip<L: Lanes>(&mut self, first: usize, rows: usize) {
         let (queries, d) = (self.queries, self.queries.d);

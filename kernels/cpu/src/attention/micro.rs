@@ -2,7 +2,8 @@
 //! of values for up to 8 rows. Each output element is one multiply-add chain (over the head
 //! dimension, or over keys in absolute order), whatever the tile.
 
-use super::source::Source;
+use super::source::{KeyTile, Source};
+use crate::kv::{KvElem, KvScaling};
 use crate::lanes::{LANES, Lanes, load_elem};
 
 /// `s[r][0..16] = q[r] . key` for the 16 keys of one tile and `rows` rows.
@@ -11,45 +12,51 @@ use crate::lanes::{LANES, Lanes, load_elem};
 /// `q` must hold `rows * d` values, `s` must have `rows` rows of 16 values, `lds` apart, and
 /// the tile must exist.
 #[inline(always)]
-pub(super) unsafe fn scores<L: Lanes, T>(
+pub(super) unsafe fn scores<L: Lanes, T: KvElem>(
     rows: usize,
     q: *const f32,
     d: usize,
-    key_tile: (*const T, usize),
+    keys: KeyTile<T>,
     s: *mut f32,
     lds: usize,
 ) {
-    let (k, stride) = key_tile;
     // SAFETY: passed on from the caller.
     unsafe {
         match rows {
-            1 => scores_tile::<L, T, 1>(q, d, k, stride, s, lds),
-            2 => scores_tile::<L, T, 2>(q, d, k, stride, s, lds),
-            3 => scores_tile::<L, T, 3>(q, d, k, stride, s, lds),
-            4 => scores_tile::<L, T, 4>(q, d, k, stride, s, lds),
-            5 if L::ATTN_ROWS > 4 => scores_tile::<L, T, 5>(q, d, k, stride, s, lds),
-            6 if L::ATTN_ROWS > 4 => scores_tile::<L, T, 6>(q, d, k, stride, s, lds),
-            7 if L::ATTN_ROWS > 4 => scores_tile::<L, T, 7>(q, d, k, stride, s, lds),
-            8 if L::ATTN_ROWS > 4 => scores_tile::<L, T, 8>(q, d, k, stride, s, lds),
+            1 => scores_tile::<L, T, 1>(q, d, keys, s, lds),
+            2 => scores_tile::<L, T, 2>(q, d, keys, s, lds),
+            3 => scores_tile::<L, T, 3>(q, d, keys, s, lds),
+            4 => scores_tile::<L, T, 4>(q, d, keys, s, lds),
+            5 if L::ATTN_ROWS > 4 => scores_tile::<L, T, 5>(q, d, keys, s, lds),
+            6 if L::ATTN_ROWS > 4 => scores_tile::<L, T, 6>(q, d, keys, s, lds),
+            7 if L::ATTN_ROWS > 4 => scores_tile::<L, T, 7>(q, d, keys, s, lds),
+            8 if L::ATTN_ROWS > 4 => scores_tile::<L, T, 8>(q, d, keys, s, lds),
             _ => unreachable!("a strip of {rows} rows"),
         }
     }
 }
 
 #[inline(always)]
-unsafe fn scores_tile<L: Lanes, T, const R: usize>(
+unsafe fn scores_tile<L: Lanes, T: KvElem, const R: usize>(
     q: *const f32,
     d: usize,
-    k: *const T,
-    stride: usize,
+    keys: KeyTile<T>,
     s: *mut f32,
     lds: usize,
 ) {
     // SAFETY: the caller promises R rows of q and s and d dimensions of 16 keys.
     unsafe {
         let mut acc = [L::splat(0.0); R];
+        let scale = match T::SCALING {
+            KvScaling::None => L::splat(1.0),
+            KvScaling::PerLayer => L::splat(*keys.scales),
+            KvScaling::PerToken => L::load(keys.scales),
+        };
         for i in 0..d {
-            let key = load_elem::<L, T>(k.add(i * stride));
+            let mut key = load_elem::<L, T>(keys.first.add(i * keys.stride));
+            if T::SCALING != KvScaling::None {
+                key = L::mul(key, scale);
+            }
             for (r, acc) in acc.iter_mut().enumerate() {
                 *acc = L::fma(L::splat(*q.add(r * d + i)), key, *acc);
             }
@@ -74,7 +81,7 @@ pub(super) struct Weights {
 /// All keys must exist and have a weight, and `acc` must hold `rows` rows of
 /// `source.v_width` values.
 #[inline(always)]
-pub(super) unsafe fn add_values<L: Lanes, T>(
+pub(super) unsafe fn add_values<L: Lanes, T: KvElem>(
     rows: usize,
     w: Weights,
     source: &Source<'_, T>,
@@ -99,7 +106,7 @@ pub(super) unsafe fn add_values<L: Lanes, T>(
 
 /// Walks the head dimension in tiles of `NV` vectors where registers allow, else of one.
 #[inline(always)]
-unsafe fn columns<L: Lanes, T, const R: usize, const NV: usize>(
+unsafe fn columns<L: Lanes, T: KvElem, const R: usize, const NV: usize>(
     w: Weights,
     source: &Source<'_, T>,
     keys: std::ops::Range<usize>,
@@ -120,7 +127,7 @@ unsafe fn columns<L: Lanes, T, const R: usize, const NV: usize>(
 }
 
 #[inline(always)]
-unsafe fn values_tile<L: Lanes, T, const R: usize, const NV: usize>(
+unsafe fn values_tile<L: Lanes, T: KvElem, const R: usize, const NV: usize>(
     w: Weights,
     source: &Source<'_, T>,
     keys: std::ops::Range<usize>,
@@ -139,13 +146,18 @@ unsafe fn values_tile<L: Lanes, T, const R: usize, const NV: usize>(
         }
         let mut key = keys.start;
         while key < keys.end {
-            let (start, adjacent) = source.value_run(key);
-            let run = adjacent.min(keys.end - key);
+            let found = source.value_run(key);
+            let run = found.adjacent.min(keys.end - key);
             let p = w.p.add(key - w.first);
             for j in 0..run {
                 let mut value = [L::splat(0.0); NV];
                 for (v, value) in value.iter_mut().enumerate() {
-                    *value = load_elem::<L, T>(start.add(j * width + col + v * LANES));
+                    *value = load_elem::<L, T>(found.first.add(j * width + col + v * LANES));
+                    *value = match T::SCALING {
+                        KvScaling::None => *value,
+                        KvScaling::PerLayer => L::mul(*value, L::splat(*found.scales)),
+                        KvScaling::PerToken => L::mul(*value, L::splat(*found.scales.add(j))),
+                    };
                 }
                 for (r, acc) in acc.iter_mut().enumerate() {
                     let weight = L::splat(*p.add(r * w.ldp + j));

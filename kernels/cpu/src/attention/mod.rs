@@ -42,7 +42,7 @@ pub struct AttnSeq<'a> {
 }
 
 impl AttnSeq<'_> {
-    /// Keys that the last query sees.
+    /// Keys that exist.
     fn keys(&self) -> usize {
         self.start_pos + self.q_len
     }
@@ -53,7 +53,8 @@ impl AttnSeq<'_> {
 ///
 /// `q` rows hold `q_heads * d_head` values, `out` is dense `[rows][q_heads * d_head]`. Query
 /// head `h` reads key/value head `h / (q_heads / kv_heads)`. Scores are scaled by
-/// `1 / sqrt(d_head)`. Rows of `out` outside all sequences are left alone.
+/// `1 / sqrt(d_head)`. Elements of the store that have a scale enter as their product with it,
+/// rounded to f32. Rows of `out` outside all sequences are left alone.
 ///
 /// # Panics
 /// When shapes disagree, a block table is too short or names a block that does not exist, or
@@ -159,6 +160,7 @@ impl<'a, T: KvElem> Call<'a, T> {
 
     fn queries(&self, seqs: &[AttnSeq<'_>], task: &Task) -> Queries<'a> {
         let (seq, group) = (&seqs[task.seq], self.group());
+
         Queries {
             q: self.q,
             q_row: seq.q_row,

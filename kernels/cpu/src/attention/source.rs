@@ -6,7 +6,7 @@
 
 use super::padded;
 use crate::buffer::with_scratch;
-use crate::kv::{KvElem, KvLayerView};
+use crate::kv::{KvElem, KvLayerView, KvScaling, decode};
 use crate::lanes::LANES;
 
 /// Keys and values of one head, in blocks whose size is a multiple of 16.
@@ -14,48 +14,91 @@ use crate::lanes::LANES;
 pub(super) struct Source<'a, T> {
     k: *const T,
     v: *const T,
+    k_scales: *const f32,
+    v_scales: *const f32,
     /// Physical blocks, or `None` when logical and physical block are the same.
     table: Option<&'a [u32]>,
     block_size: usize,
     k_block: usize,
     v_block: usize,
+    /// Distance between the scales of two blocks; unused unless the element has one per token.
+    scale_block: usize,
     /// Values per key, padding included: a multiple of 16.
     pub(super) v_width: usize,
 }
 
-impl<T> Source<'_, T> {
+/// The same dimension of 16 keys lies together, dimension 0 at `first`.
+#[derive(Clone, Copy)]
+pub(super) struct KeyTile<T> {
+    pub(super) first: *const T,
+    /// Distance between dimensions.
+    pub(super) stride: usize,
+    /// Scales of the 16 keys, or the one scale of all keys.
+    pub(super) scales: *const f32,
+}
+
+/// The values of some adjacent keys.
+#[derive(Clone, Copy)]
+pub(super) struct ValueRun<T> {
+    pub(super) first: *const T,
+    /// Number of keys.
+    pub(super) adjacent: usize,
+    /// Scale of each key, or the one scale of all keys.
+    pub(super) scales: *const f32,
+}
+
+impl<T: KvElem> Source<'_, T> {
     #[inline(always)]
     fn block(&self, logical: usize) -> usize {
         self.table.map_or(logical, |t| t[logical] as usize)
     }
 
-    /// Pointer to dimension 0 of keys `16 * tile..16 * tile + 16`, and the distance between
-    /// dimensions.
+    /// The scale of `slot` in the physical block `block`, or that of the layer.
+    ///
+    /// # Safety
+    /// The slot must exist.
+    #[inline(always)]
+    unsafe fn scale(&self, scales: *const f32, block: usize, slot: usize) -> *const f32 {
+        match T::SCALING {
+            KvScaling::None | KvScaling::PerLayer => scales,
+            // SAFETY: every slot has a scale.
+            KvScaling::PerToken => unsafe { scales.add(block * self.scale_block + slot) },
+        }
+    }
+
+    /// Keys `16 * tile..16 * tile + 16`.
     ///
     /// # Safety
     /// The tile must begin before the last key.
     #[inline(always)]
-    pub(super) unsafe fn key_tile(&self, tile: usize) -> (*const T, usize) {
+    pub(super) unsafe fn key_tile(&self, tile: usize) -> KeyTile<T> {
         let first = tile * LANES;
-        let (block, slot) = (first / self.block_size, first % self.block_size);
+        let (block, slot) = (self.block(first / self.block_size), first % self.block_size);
         // SAFETY: the block exists, and 16 divides the block size, so the tile lies in it.
-        let p = unsafe { self.k.add(self.block(block) * self.k_block + slot) };
-        (p, self.block_size)
+        unsafe {
+            KeyTile {
+                first: self.k.add(block * self.k_block + slot),
+                stride: self.block_size,
+                scales: self.scale(self.k_scales, block, slot),
+            }
+        }
     }
 
-    /// Pointer to the values of `key`, and the number of keys from it on that are adjacent.
+    /// The values of `key` and of the keys adjacent to it.
     ///
     /// # Safety
     /// The key must exist.
     #[inline(always)]
-    pub(super) unsafe fn value_run(&self, key: usize) -> (*const T, usize) {
-        let (block, slot) = (key / self.block_size, key % self.block_size);
+    pub(super) unsafe fn value_run(&self, key: usize) -> ValueRun<T> {
+        let (block, slot) = (self.block(key / self.block_size), key % self.block_size);
         // SAFETY: the block exists and slot is below its size.
-        let p = unsafe {
-            self.v
-                .add(self.block(block) * self.v_block + slot * self.v_width)
-        };
-        (p, self.block_size - slot)
+        unsafe {
+            ValueRun {
+                first: self.v.add(block * self.v_block + slot * self.v_width),
+                adjacent: self.block_size - slot,
+                scales: self.scale(self.v_scales, block, slot),
+            }
+        }
     }
 }
 
@@ -78,14 +121,21 @@ pub(super) fn with_source<T: KvElem>(
     let shape = kv.shape;
     let (d, bs) = (shape.d_head, shape.block_size);
     let head_offset = head * d * bs;
+    let scale_offset = match T::SCALING {
+        KvScaling::None | KvScaling::PerLayer => 0,
+        KvScaling::PerToken => head * bs,
+    };
     if bs % LANES == 0 && d % LANES == 0 {
         return f(AnySource::Direct(Source {
             k: kv.k[head_offset..].as_ptr(),
             v: kv.v[head_offset..].as_ptr(),
+            k_scales: kv.k_scales[scale_offset..].as_ptr(),
+            v_scales: kv.v_scales[scale_offset..].as_ptr(),
             table: Some(table),
             block_size: bs,
             k_block: shape.block_elems(),
             v_block: shape.block_elems(),
+            scale_block: shape.block_size * shape.kv_heads,
             v_width: d,
         }));
     }
@@ -95,21 +145,26 @@ pub(super) fn with_source<T: KvElem>(
         k.fill(0.0);
         v.fill(0.0);
         for key in 0..keys {
-            let base = table[key / bs] as usize * shape.block_elems() + head_offset;
-            let slot = key % bs;
+            let (block, slot) = (table[key / bs] as usize, key % bs);
+            let base = block * shape.block_elems() + head_offset;
+            let scale_at = shape.scale_index(block, head, slot);
             for i in 0..d {
                 k[key / LANES * LANES * d + i * LANES + key % LANES] =
-                    kv.k[base + i * bs + slot].to_f32();
-                v[key * v_width + i] = kv.v[base + slot * d + i].to_f32();
+                    decode(kv.k[base + i * bs + slot], kv.k_scales, scale_at);
+                v[key * v_width + i] = decode(kv.v[base + slot * d + i], kv.v_scales, scale_at);
             }
         }
         f(AnySource::Copied(Source {
             k: k.as_ptr(),
             v: v.as_ptr(),
+            // Not read: the copy holds scaled values.
+            k_scales: std::ptr::null(),
+            v_scales: std::ptr::null(),
             table: None,
             block_size: LANES,
             k_block: d * LANES,
             v_block: v_width * LANES,
+            scale_block: 0,
             v_width,
         }));
     });

@@ -20,6 +20,56 @@ unsafe fn widen(p: *const u16) -> __m256 {
     }
 }
 
+/// How much more an E4M3 number is than the f16 number with the same fields (bias 15, not 7).
+pub(super) const E4M3_OVER_F16: f32 = 256.0;
+
+/// Loads 16 E4M3 codes and moves their fields to where an f16 has them. The NaN code, which
+/// would read as a number, becomes a NaN.
+///
+/// # Safety
+/// `p` must be valid for 16 reads, on an AVX2 CPU.
+#[inline(always)]
+pub(super) unsafe fn e4m3_as_f16(p: *const u8) -> __m256i {
+    // SAFETY: passed on from the caller.
+    unsafe {
+        let codes = _mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()));
+        let magnitude = _mm256_and_si256(codes, _mm256_set1_epi16(0x7f));
+        let sign = _mm256_slli_epi16::<8>(_mm256_andnot_si256(_mm256_set1_epi16(0x7f), codes));
+        let nan = _mm256_cmpeq_epi16(magnitude, _mm256_set1_epi16(0x7f));
+        let number = _mm256_or_si256(sign, _mm256_slli_epi16::<7>(magnitude));
+        _mm256_or_si256(number, nan)
+    }
+}
+
+/// Loads 16 E5M2 codes as the f16 numbers whose upper halves they are.
+///
+/// # Safety
+/// `p` must be valid for 16 reads, on an AVX2 CPU.
+#[inline(always)]
+pub(super) unsafe fn e5m2_as_f16(p: *const u8) -> __m256i {
+    // SAFETY: passed on from the caller.
+    unsafe { _mm256_slli_epi16::<8>(_mm256_cvtepu8_epi16(_mm_loadu_si128(p.cast()))) }
+}
+
+/// Widens 16 f16.
+#[inline(always)]
+unsafe fn widen_f16(halves: __m256i) -> V256 {
+    // SAFETY: the caller promises an AVX2 CPU with F16C.
+    unsafe {
+        V256(
+            _mm256_cvtph_ps(_mm256_castsi256_si128(halves)),
+            _mm256_cvtph_ps(_mm256_extracti128_si256::<1>(halves)),
+        )
+    }
+}
+
+/// Converts 8 integers.
+#[inline(always)]
+unsafe fn convert_i8(p: *const i8) -> __m256 {
+    // SAFETY: the caller promises 8 readable elements and an AVX2 CPU.
+    unsafe { _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast()))) }
+}
+
 /// Loads 8 pairs. Volatile, so that a tile loads its weights anew for each half of the pairs:
 /// keeping them for the second half takes two of the sixteen registers, and then accumulators
 /// spill (a third of the speed).
@@ -65,6 +115,14 @@ impl Lanes for V256 {
         fn splat(x: f32) -> Self = V256(_mm256_set1_ps(x), _mm256_set1_ps(x));
         fn load(p: *const f32) -> Self = V256(_mm256_loadu_ps(p), _mm256_loadu_ps(p.add(8)));
         fn load_bf16(p: *const u16) -> Self = V256(widen(p), widen(p.add(8)));
+        fn load_f16(p: *const u16) -> Self = widen_f16(_mm256_loadu_si256(p.cast()));
+        fn load_e4m3(p: *const u8) -> Self = {
+            let scale = _mm256_set1_ps(E4M3_OVER_F16);
+            let scaled = widen_f16(e4m3_as_f16(p));
+            V256(_mm256_mul_ps(scaled.0, scale), _mm256_mul_ps(scaled.1, scale))
+        };
+        fn load_e5m2(p: *const u8) -> Self = widen_f16(e5m2_as_f16(p));
+        fn load_i8(p: *const i8) -> Self = V256(convert_i8(p), convert_i8(p.add(8)));
         fn load_first(p: *const [bf16; 2]) -> Self = V256(first(p), first(p.add(8)));
         fn load_second(p: *const [bf16; 2]) -> Self = V256(second(p), second(p.add(8)));
         fn store(x: Self, p: *mut f32) = {

@@ -5,6 +5,7 @@ use std::arch::x86_64::*;
 
 use half::bf16;
 
+use super::avx2::{E4M3_OVER_F16, e4m3_as_f16, e5m2_as_f16};
 use super::{DotLanes, Lanes, lane_ops};
 
 /// Sixteen lanes in one register.
@@ -24,6 +25,14 @@ impl Lanes for V512 {
             let bits = _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast()));
             V512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits)))
         };
+        fn load_f16(p: *const u16) -> Self = V512(_mm512_cvtph_ps(_mm256_loadu_si256(p.cast())));
+        fn load_e4m3(p: *const u8) -> Self = {
+            let scaled = _mm512_cvtph_ps(e4m3_as_f16(p));
+            V512(_mm512_mul_ps(scaled, _mm512_set1_ps(E4M3_OVER_F16)))
+        };
+        fn load_e5m2(p: *const u8) -> Self = V512(_mm512_cvtph_ps(e5m2_as_f16(p)));
+        fn load_i8(p: *const i8) -> Self =
+            V512(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast()))));
         fn load_first(p: *const [bf16; 2]) -> Self =
             V512(_mm512_castsi512_ps(_mm512_slli_epi32::<16>(_mm512_loadu_si512(p.cast()))));
         fn load_second(p: *const [bf16; 2]) -> Self = {

@@ -13,6 +13,8 @@ pub(crate) mod portable;
 
 use half::bf16;
 
+use crate::kv::{KvElem, KvFormat};
+
 /// Number of f32 lanes in every implementation.
 pub(crate) const LANES: usize = 16;
 
@@ -38,6 +40,14 @@ pub(crate) trait Lanes: Copy {
     unsafe fn load(p: *const f32) -> Self;
     /// Loads 16 bf16 bit patterns and widens them exactly.
     unsafe fn load_bf16(p: *const u16) -> Self;
+    /// Loads 16 f16 bit patterns and widens them exactly.
+    unsafe fn load_f16(p: *const u16) -> Self;
+    /// Loads 16 E4M3 codes and widens them exactly.
+    unsafe fn load_e4m3(p: *const u8) -> Self;
+    /// Loads 16 E5M2 codes and widens them exactly.
+    unsafe fn load_e5m2(p: *const u8) -> Self;
+    /// Loads 16 integers and converts them exactly.
+    unsafe fn load_i8(p: *const i8) -> Self;
     /// Loads 16 pairs of bf16, on a 64-byte boundary, and widens the first of each exactly.
     unsafe fn load_first(p: *const [bf16; 2]) -> Self;
     /// Loads 16 pairs of bf16, on a 64-byte boundary, and widens the second of each exactly.
@@ -83,19 +93,22 @@ pub(crate) trait DotLanes: Lanes {
     unsafe fn dot(acc: Self, a: Self::Pairs, b: Self::Pairs) -> Self;
 }
 
-/// Loads 16 elements of f32 or bf16, told apart by their size at compile time.
+/// Loads 16 elements of a key/value store, without their scale.
 ///
 /// # Safety
 /// `p` must be valid for 16 reads.
 #[inline(always)]
-pub(crate) unsafe fn load_elem<L: Lanes, T>(p: *const T) -> L {
-    const { assert!(size_of::<T>() == 2 || size_of::<T>() == 4) };
-    // SAFETY: the caller promises 16 readable elements; bf16 is a transparent u16.
+pub(crate) unsafe fn load_elem<L: Lanes, T: KvElem>(p: *const T) -> L {
+    // SAFETY: the caller promises 16 readable elements, and the format names their bits: all
+    // element types are transparent over the type that is read here.
     unsafe {
-        if size_of::<T>() == 2 {
-            L::load_bf16(p.cast())
-        } else {
-            L::load(p.cast())
+        match T::FORMAT {
+            KvFormat::F32 => L::load(p.cast()),
+            KvFormat::Bf16 => L::load_bf16(p.cast()),
+            KvFormat::F16 => L::load_f16(p.cast()),
+            KvFormat::E4m3 => L::load_e4m3(p.cast()),
+            KvFormat::E5m2 => L::load_e5m2(p.cast()),
+            KvFormat::Int8 => L::load_i8(p.cast()),
         }
     }
 }
@@ -134,3 +147,52 @@ macro_rules! lane_ops {
     )*};
 }
 pub(crate) use lane_ops;
+
+#[cfg(test)]
+mod tests {
+    use half::f16;
+
+    use super::{LANES, Lanes, load_elem};
+    use crate::isa::{Isa, Job};
+    use crate::kv::{Fp8E4m3, Fp8E5m2, KvElem};
+
+    /// Loads and stores whole vectors.
+    struct Widen<'a, T>(&'a [T], &'a mut [f32]);
+
+    impl<T: KvElem> Job for Widen<'_, T> {
+        type Out = ();
+
+        #[inline(always)]
+        unsafe fn run<L: Lanes>(self) {
+            for (from, to) in self
+                .0
+                .chunks_exact(LANES)
+                .zip(self.1.chunks_exact_mut(LANES))
+            {
+                // SAFETY: both chunks hold 16 elements.
+                unsafe { L::store(load_elem::<L, T>(from.as_ptr()), to.as_mut_ptr()) };
+            }
+        }
+    }
+
+    fn every_code<T: KvElem>(codes: &[T]) {
+        for isa in Isa::supported() {
+            let mut wide = vec![0.0f32; codes.len()];
+            // SAFETY: the job asks for nothing.
+            unsafe { isa.dispatch(Widen(codes, &mut wide)) };
+            for (i, (got, code)) in wide.iter().zip(codes).enumerate() {
+                let want = code.to_f32();
+                let same = got.to_bits() == want.to_bits() || got.is_nan() && want.is_nan();
+                assert!(same, "code {i}: {got} for {want} on {}", isa.name());
+            }
+        }
+    }
+
+    #[test]
+    fn every_instruction_set_widens_every_code_as_the_scalar_code_does() {
+        every_code(&(0..=255).map(Fp8E4m3).collect::<Vec<_>>());
+        every_code(&(0..=255).map(Fp8E5m2).collect::<Vec<_>>());
+        every_code(&(-128..=127i8).collect::<Vec<_>>());
+        every_code(&(0..=u16::MAX).map(f16::from_bits).collect::<Vec<_>>());
+    }
+}

@@ -2,9 +2,10 @@
 //! without a special implementation. `mul_add` is exact everywhere, though slow where the
 //! hardware has no fused multiply-add.
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{LANES, Lanes, lane_ops};
+use crate::kv::{Fp8E4m3, Fp8E5m2};
 
 /// Sixteen lanes in an array.
 #[derive(Clone, Copy)]
@@ -50,6 +51,34 @@ impl Lanes for VArray {
         // SAFETY: the caller promises 16 readable elements.
         let bits = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
         VArray(bits.map(|b| f32::from_bits(u32::from(b) << 16)))
+    }
+
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> Self {
+        // SAFETY: the caller promises 16 readable elements.
+        let codes = unsafe { p.cast::<[u16; LANES]>().read_unaligned() };
+        VArray(codes.map(|b| f16::from_bits(b).to_f32()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_e4m3(p: *const u8) -> Self {
+        // SAFETY: the caller promises 16 readable elements.
+        let codes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
+        VArray(codes.map(|b| Fp8E4m3(b).to_f32()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_e5m2(p: *const u8) -> Self {
+        // SAFETY: the caller promises 16 readable elements.
+        let codes = unsafe { p.cast::<[u8; LANES]>().read_unaligned() };
+        VArray(codes.map(|b| Fp8E5m2(b).to_f32()))
+    }
+
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> Self {
+        // SAFETY: the caller promises 16 readable elements.
+        let codes = unsafe { p.cast::<[i8; LANES]>().read_unaligned() };
+        VArray(codes.map(f32::from))
     }
 
     #[inline(always)]

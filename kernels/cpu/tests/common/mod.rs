@@ -1,9 +1,11 @@
 //! What the test files share: seeded values and plain scalar oracles.
 #![allow(dead_code)] // Each test file uses its own part.
 
+pub(crate) mod fp8_table;
+
 use half::bf16;
 use pb_kernels_cpu::{
-    AttnSeq, KvElem, KvLayerMut, KvLayerView, KvShape, KvSlot, Rows, exp_f32, kv_write,
+    AttnSeq, KvElem, KvLayerMut, KvLayerView, KvScaling, KvShape, KvSlot, Rows, exp_f32, kv_write,
 };
 
 /// SplitMix64.
@@ -128,11 +130,16 @@ impl Problem {
     }
 }
 
+/// Scales of keys and values in a [`Store`] whose element has one per layer.
+pub(crate) const LAYER_SCALES: [f32; 2] = [0.013, 0.71];
+
 /// A paged store that holds one problem's keys and values, in a block order of its own, with
-/// every unwritten element poisoned.
+/// every unwritten element poisoned (its scale, where an integer has no poison).
 pub(crate) struct Store<T> {
     pub(crate) k: Vec<T>,
     pub(crate) v: Vec<T>,
+    pub(crate) k_scales: Vec<f32>,
+    pub(crate) v_scales: Vec<f32>,
     pub(crate) shape: KvShape,
     pub(crate) table: Vec<u32>,
 }
@@ -149,9 +156,19 @@ impl<T: KvElem> Store<T> {
         if seed != 0 {
             Rng(seed).shuffle(&mut table);
         }
-        let poison = T::from_f32(f32::NAN);
-        let mut k = vec![poison; table.len() * shape.block_elems()];
-        let mut v = k.clone();
+        let elems = table.len() * shape.block_elems();
+        let scales = |layer: f32| match T::SCALING {
+            KvScaling::PerLayer => vec![layer],
+            scaling => vec![f32::NAN; scaling.scales(shape, table.len())],
+        };
+        let mut store = Store {
+            k: vec![T::from_f32(f32::NAN); elems],
+            v: vec![T::from_f32(f32::NAN); elems],
+            k_scales: scales(LAYER_SCALES[0]),
+            v_scales: scales(LAYER_SCALES[1]),
+            shape,
+            table: Vec::new(),
+        };
         let slots: Vec<_> = (0..p.len)
             .map(|i| KvSlot {
                 block: table[i / block_size],
@@ -159,24 +176,25 @@ impl<T: KvElem> Store<T> {
             })
             .collect();
         let (rows_k, rows_v) = (Rows::new(&p.k, p.kv_width()), Rows::new(&p.v, p.kv_width()));
-        kv_write(
-            rows_k,
-            rows_v,
-            &slots,
-            &mut KvLayerMut {
-                k: &mut k,
-                v: &mut v,
-                shape,
-            },
-        );
+        let mut kv = KvLayerMut {
+            k: &mut store.k,
+            v: &mut store.v,
+            k_scales: &mut store.k_scales,
+            v_scales: &mut store.v_scales,
+            shape,
+        };
+        kv_write(rows_k, rows_v, &slots, &mut kv);
         table.truncate(used);
-        Store { k, v, shape, table }
+        store.table = table;
+        store
     }
 
     pub(crate) fn view(&self) -> KvLayerView<'_, T> {
         KvLayerView {
             k: &self.k,
             v: &self.v,
+            k_scales: &self.k_scales,
+            v_scales: &self.v_scales,
             shape: self.shape,
         }
     }
