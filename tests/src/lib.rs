@@ -5,6 +5,7 @@ pub mod covering;
 pub mod engine;
 pub mod golden;
 pub mod load;
+pub mod mutations;
 pub mod numeric_faults;
 
 use std::path::PathBuf;

@@ -39,9 +39,9 @@ pub struct Shape {
     pub adapters: &'static [&'static str],
 }
 
-/// Draws a load. Prompts begin with one of a few common texts, go on from an earlier prompt,
-/// repeat one, or are like no other; some are sampled twice (`n = 2`); there are salts, adapters,
-/// priorities, and greedy, seeded and unseeded sampling.
+/// Draws a load. Prompts begin with one of a few common texts, have one behind a start of their
+/// own, go on from an earlier prompt, repeat one, or are like no other; some are sampled twice
+/// (`n = 2`); there are salts, adapters, priorities, and greedy, seeded and unseeded sampling.
 pub fn seeded(shape: &Shape, seed: u64) -> Vec<Arrival> {
     let mut draw = Draw {
         shape,
@@ -86,7 +86,11 @@ impl Draw<'_> {
 
     fn request(&mut self, id: u64, before: &[Arrival]) -> EngineRequest {
         let limit = self.shape.max_prompt;
-        let mut request = greedy(id, &[], 1 + self.below(self.shape.max_tokens as usize) as u32);
+        let mut request = greedy(
+            id,
+            &[],
+            1 + self.below(self.shape.max_tokens as usize) as u32,
+        );
         self.scope(&mut request);
         let kind = self.below(10);
         let earlier = match before.len() {
@@ -104,13 +108,18 @@ impl Draw<'_> {
                 let more = self.tokens(more);
                 request.prompt.extend(more);
             }
-        } else if kind < 9 {
+        } else if kind < 8 {
             let text = self.below(self.texts.len());
             let keep = 1 + self.below(self.texts[text].len());
             request.prompt.extend_from_slice(&self.texts[text][..keep]);
             let own = self.below(30);
             let own = self.tokens(own);
             request.prompt.extend(own);
+        } else if kind < 9 {
+            // A common text behind another start: the same blocks under other parents.
+            request.prompt = self.tokens(8);
+            let text = self.below(self.texts.len());
+            request.prompt.extend_from_slice(&self.texts[text]);
         } else {
             let length = 1 + self.below(limit);
             request.prompt = self.tokens(length);
@@ -323,13 +332,21 @@ pub fn alone(engine: &mut Engine, arrivals: &[Arrival]) -> Result<Tokens> {
 /// What is left.
 pub fn assert_idle(engine: &Engine) -> Result<()> {
     let c = engine.counters();
-    let left = (c.running, c.waiting, c.swapped_blocks, engine.buckets().active);
+    let left = (
+        c.running,
+        c.waiting,
+        c.swapped_blocks,
+        engine.buckets().active,
+    );
     ensure!(
         left == (0, 0, 0, 0),
         "left over: (running, waiting, swapped blocks, active blocks) = {left:?}"
     );
     let (total, usable) = (engine.buckets().total(), engine.kv().usable_blocks());
-    ensure!(total == usable, "{total} blocks in the buckets, {usable} in the pool");
+    ensure!(
+        total == usable,
+        "{total} blocks in the buckets, {usable} in the pool"
+    );
     engine.check().map_err(|law| anyhow!("idle: {law}"))
 }
 

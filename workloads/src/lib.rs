@@ -18,6 +18,7 @@ pub mod interference;
 pub mod repeats;
 pub mod shared_prefix;
 pub mod text;
+pub mod trace;
 
 pub use arrivals::Arrivals;
 pub use error::WorkloadError;

@@ -5,14 +5,19 @@ use std::path::{Path, PathBuf};
 use pb_replay::Replay;
 use serde_json::Value;
 
-/// The recordings of one program.
-fn scripts(name: &str) -> Vec<PathBuf> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/replay");
-    let entries = std::fs::read_dir(root.join(name)).unwrap();
+/// The recordings of a directory.
+fn scripts(directory: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(directory).unwrap();
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
     files.retain(|file| file.extension().is_some_and(|ext| ext == "json"));
     files.sort();
     files
+}
+
+/// The directory of the recordings of one program.
+fn recorded(name: &str) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/replay");
+    root.join(name)
 }
 
 /// Whether `answer` has every field of `expected` with an equal value. Lists must be equal in
@@ -43,35 +48,63 @@ fn agrees(expected: &Value, answer: &Value, at: &str) -> Result<(), String> {
     }
 }
 
-/// Runs every recording of `name`; how many lines were compared.
-fn compare(name: &str) -> usize {
-    let mut lines = 0;
-    for file in scripts(name) {
-        let script: Value = serde_json::from_slice(&std::fs::read(&file).unwrap()).unwrap();
-        let (ops, results) = (&script["ops"], &script["results"]);
-        let (ops, results) = (ops.as_array().unwrap(), results.as_array().unwrap());
-        assert_eq!(ops.len(), results.len());
-        let mut replay = Replay::default();
-        for (number, (op, expected)) in ops.iter().zip(results).enumerate() {
-            let answer = replay.line(&op.to_string());
-            if let Err(difference) = agrees(expected, &answer, "") {
-                panic!("{} line {number}: {op}\n{difference}", file.display());
-            }
-            assert!(answer.get("error").is_none() || expected.get("error").is_some());
-            lines += 1;
-        }
+/// Runs one recording: how many lines agreed, or the first one that did not.
+fn run(file: &Path) -> Result<usize, String> {
+    let script: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let (ops, results) = (&script["ops"], &script["results"]);
+    let (ops, results) = (ops.as_array().unwrap(), results.as_array().unwrap());
+    assert_eq!(ops.len(), results.len(), "{}", file.display());
+    let mut replay = Replay::default();
+    for (number, (op, expected)) in ops.iter().zip(results).enumerate() {
+        let answer = replay.line(&op.to_string());
+        agrees(expected, &answer, "")
+            .and_then(|()| match (answer.get("error"), expected.get("error")) {
+                (Some(error), None) => Err(format!("unexpected {error}")),
+                _ => Ok(()),
+            })
+            .map_err(|what| format!("{} line {number}: {op}\n{what}", file.display()))?;
     }
-    lines
+    Ok(ops.len())
+}
+
+/// Runs every recording of a directory; how many lines were compared.
+fn compare(directory: &Path) -> usize {
+    let outcomes: Vec<_> = scripts(directory).iter().map(|file| run(file)).collect();
+    let differences: Vec<&str> = outcomes
+        .iter()
+        .filter_map(|outcome| outcome.as_ref().err().map(String::as_str))
+        .collect();
+    let (total, count) = (outcomes.len(), differences.len());
+    let listed = differences.join("\n");
+    assert!(count == 0, "{count} of {total} scripts differ:\n{listed}");
+    println!("{}: {total} scripts agree", directory.display());
+    outcomes.into_iter().filter_map(Result::ok).sum()
+}
+
+/// Scripts made with `golden/replay/make_vllm.py` and `make_sglang.py`, beside the recorded ones.
+#[test]
+fn scripts_of_a_given_directory() {
+    let Some(directory) = std::env::var_os("PREFILLBENCH_REPLAY_DIR") else {
+        println!("skipped: PREFILLBENCH_REPLAY_DIR names no directory of scripts");
+        return;
+    };
+    assert!(compare(Path::new(&directory)) > 0);
 }
 
 #[test]
 fn vllm_scheduler_and_kv_cache_manager() {
-    assert!(compare("vllm-v1") > 1000);
+    assert!(compare(&recorded("vllm-v1")) > 1000);
+}
+
+/// Rules that the preset leaves at vLLM's default: priorities, watermarks, whole prompts.
+#[test]
+fn vllm_with_other_rules() {
+    assert!(compare(&recorded("vllm-v1-rules")) > 400);
 }
 
 #[test]
 fn sglang_radix_cache() {
-    assert!(compare("sglang-radix") > 500);
+    assert!(compare(&recorded("sglang-radix")) > 500);
 }
 
 #[test]

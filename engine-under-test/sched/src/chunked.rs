@@ -67,6 +67,9 @@ impl Frame {
 
     /// Serves the running requests. False when a prompt was put off by its share; then nobody is
     /// admitted, so that newcomers cannot take turn after turn from it.
+    ///
+    /// In list order, a request that has to give way itself ends the round (vLLM `schedule`);
+    /// with decodes first the others go on, as no decode may wait for another one.
     fn serve_running(
         &self,
         step: &mut Step<'_>,
@@ -82,14 +85,17 @@ impl Frame {
             if wanted == 0 {
                 continue;
             }
-            if seq.is_decode() {
-                step.grant(index, wanted);
-                continue;
-            }
-            let tokens = share.tokens(seq.computed, wanted, step.used).min(wanted);
+            let tokens = match seq.is_decode() {
+                true => wanted,
+                false => share.tokens(seq.computed, wanted, step.used).min(wanted),
+            };
             if tokens == 0 {
                 nobody_put_off = false;
-            } else if step.grant(index, tokens) {
+            } else if !step.grant(index, tokens) {
+                if self.order == RunningOrder::ListOrder {
+                    break;
+                }
+            } else if !seq.is_decode() {
                 share.taken(seq.computed, tokens);
             }
         }

@@ -280,18 +280,16 @@ impl<'a> Step<'a> {
             let free = self.alloc.free_blocks();
             free.checked_sub(needed + self.promised_blocks)
         };
-        let total = seq.num_tokens.min(limits.max_model_len);
-        if limits.reserve_full_prompt && left(total.saturating_sub(hit_tokens)).is_none() {
-            return false;
-        }
         let watermark = match self.busy || self.used > 0 {
             true => limits.watermark_blocks,
             false => 0,
         };
-        if watermark == 0 && self.promised_blocks == 0 {
-            return true;
+        let fits = |tokens: usize| left(tokens).is_some_and(|blocks| blocks >= watermark);
+        let total = seq.num_tokens.min(limits.max_model_len);
+        if limits.reserve_full_prompt && !fits(total.saturating_sub(hit_tokens)) {
+            return false;
         }
-        left(count).is_some_and(|blocks| blocks >= watermark)
+        (watermark == 0 && self.promised_blocks == 0) || fits(count)
     }
 
     pub(crate) fn into_plan(self) -> StepPlan {

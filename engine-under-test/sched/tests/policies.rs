@@ -5,7 +5,7 @@ mod common;
 use common::{Counting, Sim, chunks_of, config, rows};
 use pb_contract::{
     AdaptiveLoadOptions, EngineConfig, PolicyKind, Preset, QueueOrder, RequestId,
-    ReservedDecodeOptions, Scheduling, ShrinkingOptions, TimeBudgetOptions,
+    ReservedDecodeOptions, RunningOrder, Scheduling, ShrinkingOptions, TimeBudgetOptions,
 };
 use pb_sched::{Policy, Requeue};
 
@@ -269,6 +269,33 @@ fn priority_decides_who_gives_way_and_who_is_next() {
     sim.drain(60);
     let order: Vec<_> = sim.finished.iter().map(|req| req.id.0).collect();
     assert_eq!(order, [3, 0, 1, 2]);
+}
+
+#[test]
+fn in_list_order_a_request_that_gives_way_itself_ends_the_round() {
+    for (running_order, served) in [
+        (RunningOrder::ListOrder, vec![]),
+        (RunningOrder::DecodeFirst, vec![(1, 2, 1)]),
+    ] {
+        let scheduling = Scheduling {
+            queue: QueueOrder::Priority,
+            running_order,
+            ..Scheduling::default()
+        };
+        // Four blocks of four tokens: three for request 0 up to position 11, one for request 1.
+        let mut sim = Sim::build(&config(64, true, scheduling), Counting::new(4, 4));
+        sim.add(0, 11, 5);
+        sim.waiting.last_mut().unwrap().priority = 5;
+        assert_eq!(rows(&sim.step()), [(0, 0, 11)]);
+        sim.add(1, 2, 5);
+        assert_eq!(rows(&sim.step()), [(0, 11, 1), (1, 0, 2)]);
+        // Position 12 needs a fourth block, and nobody matters less than request 0.
+        let plan = sim.step();
+        assert_eq!(plan.preempted, [RequestId(0)]);
+        assert_eq!(rows(&plan), served);
+        sim.drain(60);
+        assert_eq!(sim.finished.len(), 2);
+    }
 }
 
 #[test]

@@ -266,6 +266,24 @@ fn the_watermark_counts_only_in_a_step_that_has_work() {
 }
 
 #[test]
+fn the_watermark_counts_against_the_whole_prompt_too() {
+    // Two of five blocks go to the first request. The first chunk of the second needs one block,
+    // all of it the remaining three.
+    for (reserve_full_prompt, second) in [(true, None), (false, Some((1, 0, 8)))] {
+        let policy = TokenBudget {
+            watermark_blocks: 1,
+            reserve_full_prompt,
+            ..TokenBudget::new(40, 8, 64, true)
+        };
+        let mut sim = Sim::new(policy, Counting::new(16, 5));
+        sim.add(0, 32, 1);
+        sim.add(1, 48, 1);
+        let expected: Vec<_> = std::iter::once((0, 0, 32)).chain(second).collect();
+        assert_eq!(rows(&sim.step()), expected, "{reserve_full_prompt}");
+    }
+}
+
+#[test]
 fn hits_shorten_the_first_chunk_and_are_reported_once() {
     let mut sim = Sim::new(TokenBudget::new(20, 8, 256, true), Counting::unlimited());
     sim.memory.hits.insert(RequestId(0), 48);

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use pb_contract::{Buckets, Clock, EngineConfig, EngineRequest, RequestId, TokenId};
+use pb_contract::{Clock, EngineConfig, EngineRequest, Nanos, RequestId, TokenId};
 use pb_core::Engine;
 use pb_model::{ChatMessage, DetokenizeStream, Tokenizer};
 
-use crate::core_api::{Core, CoreCounters, CoreFailure, CoreStep, Refusal};
+use crate::core_api::{Core, CoreFailure, CoreStatus, CoreStep, Refusal};
 use crate::text::{ChatTurn, Detokenizer, TextError, TextModel};
 
 impl Core for Engine {
@@ -20,6 +20,10 @@ impl Core for Engine {
 
     fn has_work(&self) -> bool {
         Engine::has_work(self)
+    }
+
+    fn set_lock_wait(&mut self, waited: Nanos) {
+        Engine::set_lock_wait(self, waited);
     }
 
     fn step(&mut self, clock: &dyn Clock) -> Result<CoreStep, CoreFailure> {
@@ -39,24 +43,17 @@ impl Core for Engine {
         Engine::reset_prefix_cache(self)
     }
 
-    fn buckets(&self) -> Buckets {
-        Engine::buckets(self)
+    fn status(&self) -> CoreStatus {
+        CoreStatus {
+            buckets: Engine::buckets(self),
+            counters: Engine::counters(self),
+            cache: *self.kv().stats(),
+            tiers: self.tiers().stats(),
+        }
     }
 
-    fn counters(&self) -> CoreCounters {
-        let c = Engine::counters(self);
-        CoreCounters {
-            queried_tokens: c.queried_tokens,
-            hit_tokens: c.hit_tokens,
-            preempted_queried_tokens: c.preempted_queried_tokens,
-            preempted_hit_tokens: c.preempted_hit_tokens,
-            preemptions: c.preemptions,
-            prompt_tokens: c.prompt_tokens,
-            generation_tokens: c.generation_tokens,
-            evicted_blocks: c.evicted_blocks,
-            running: c.running,
-            waiting: c.waiting,
-        }
+    fn kv_pool_bytes(&self) -> usize {
+        self.kv_bytes()
     }
 
     fn config(&self) -> &EngineConfig {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pb_contract::wire::Prompt;
-use pb_contract::{Clock, EngineConfig, Nanos, Stream, TokenId};
+use pb_contract::{Clock, EngineConfig, Nanos, QueueOrder, Stream, TokenId};
 use tokio::sync::watch;
 
 use crate::budget::BodyBudget;
@@ -21,6 +21,8 @@ pub(crate) const FINGERPRINT: &str = concat!("prefillbench-", env!("CARGO_PKG_VE
 pub(crate) struct App {
     pub(crate) engine: EngineHandle,
     pub(crate) config: EngineConfig,
+    /// Bytes reserved for the KV pool.
+    pub(crate) kv_pool_bytes: usize,
     pub(crate) assets: ModelAssets,
     pub(crate) options: ServerOptions,
     pub(crate) clock: Arc<dyn Clock>,
@@ -74,14 +76,32 @@ impl App {
         Ok(())
     }
 
-    /// Refuses requests for another model; no name means this one, as in vLLM.
-    pub(crate) fn check_model(&self, asked: Option<&str>) -> Result<(), ApiError> {
-        match asked {
-            Some(asked) if asked != self.options.model_name => {
-                Err(ApiError::no_such_model(asked, &self.options.model_name))
-            }
-            _ => Ok(()),
+    /// The adapter that a request for the model `asked` is to be served with. As in vLLM, the name
+    /// of an adapter chooses that adapter, and no name means the model itself.
+    pub(crate) fn adapter(&self, asked: Option<&str>) -> Result<Option<String>, ApiError> {
+        let served = &self.options.model_name;
+        let Some(asked) = asked.filter(|asked| asked != served) else {
+            return Ok(None);
+        };
+        let adapters = &self.assets.adapters;
+        if let Some(adapter) = adapters.iter().find(|adapter| adapter.name == asked) {
+            return Ok(Some(adapter.name.clone()));
         }
+        let names = adapters.iter().map(|adapter| &adapter.name);
+        let names: Vec<&str> = [served].into_iter().chain(names).map(|n| &**n).collect();
+        Err(ApiError::no_such_model(asked, &names.join(", ")))
+    }
+
+    /// Refuses a priority that nobody would heed, as vLLM does.
+    pub(crate) fn check_priority(&self, priority: i64) -> Result<(), ApiError> {
+        if priority == 0 || self.config.scheduling.queue == QueueOrder::Priority {
+            return Ok(());
+        }
+        let message = format!(
+            "Got priority {priority} but Priority scheduling is not enabled. \
+             (parameter=priority, value={priority})"
+        );
+        Err(ApiError::field("priority", message))
     }
 
     /// Turns prompts into tokens. Prompts that cannot fit are refused before any work is done.

@@ -31,12 +31,12 @@ pub(crate) async fn handle(
     app.check_accepting()?;
     let job = ChatJob::parse(&bytes, app.options.max_logprobs)?;
     drop(bytes);
-    app.check_model(job.common.model.as_deref())?;
     let ChatJob {
-        common,
+        mut common,
         turns,
         add_generation_prompt,
     } = job;
+    common.adapter = app.adapter(common.model.as_deref())?;
     check_choices(&app, 1, common.n)?;
     let renderer = Arc::clone(&app);
     let length = turns.iter().map(|turn| turn.content.len()).sum();
@@ -58,6 +58,7 @@ pub(crate) async fn handle(
     let answer = Answer {
         id: app.new_id("chatcmpl"),
         created: app.created(),
+        model: common.answering(&app.options.model_name).to_owned(),
         prompt_ids: prompts.into_iter().flat_map(|prompt| prompt.ids).collect(),
         logprobs: common.params.logprobs,
         prompt_logprobs: common.params.prompt_logprobs.is_some(),
@@ -87,6 +88,8 @@ struct Answer {
     app: Arc<App>,
     id: String,
     created: u64,
+    /// The name of what answers: the model or an adapter.
+    model: String,
     prompt_ids: Vec<TokenId>,
     /// Candidates a token when log-probabilities were asked for.
     logprobs: Option<u32>,
@@ -131,7 +134,7 @@ impl Answer {
             id: &self.id,
             object: "chat.completion",
             created: self.created,
-            model: &self.app.options.model_name,
+            model: &self.model,
             choices: choices.collect(),
             service_tier: None,
             system_fingerprint: FINGERPRINT,
@@ -147,7 +150,7 @@ impl Answer {
             id: &self.id,
             object: "chat.completion.chunk",
             created: self.created,
-            model: &self.app.options.model_name,
+            model: &self.model,
             choices,
             usage: None,
             prompt_token_ids: None,

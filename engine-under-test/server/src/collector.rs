@@ -12,6 +12,7 @@ use pb_contract::{FinishReason, RequestId, TokenId, TokenLogprobs};
 use tokio::sync::Notify;
 
 use crate::engine::EngineHandle;
+use crate::waits::LockWaits;
 
 /// What happened to one choice since it was last read.
 #[derive(Debug, Default)]
@@ -110,11 +111,12 @@ impl Collector {
     }
 
     /// Adds the news of a choice, all at once: a token and the end that it brings are never
-    /// seen apart. Must not be called for a choice after its end.
-    pub(crate) fn add(&self, choice: usize, news: Piece) {
+    /// seen apart. Must not be called for a choice after its end. For the engine thread, whose
+    /// waits are counted.
+    pub(crate) fn add(&self, choice: usize, news: Piece, waits: &LockWaits) {
         let ends = news.finish.is_some();
         let shows = ends || !news.tokens.is_empty();
-        let mut state = self.inner.lock();
+        let mut state = waits.lock(&self.inner.state);
         state.pieces[choice].merge(news);
         state.unfinished -= usize::from(ends);
         let done = state.unfinished == 0;
@@ -216,6 +218,10 @@ impl Drop for Reader {
 mod tests {
     use super::*;
 
+    fn waits() -> LockWaits {
+        LockWaits::new(Arc::new(pb_contract::WallClock))
+    }
+
     fn token(collector: &Collector, choice: usize, token: TokenId, text: &str) {
         let (tokens, text) = (vec![token], text.to_owned());
         collector.add(
@@ -225,6 +231,7 @@ mod tests {
                 text,
                 ..Piece::default()
             },
+            &waits(),
         );
     }
 
@@ -237,6 +244,7 @@ mod tests {
                 finish,
                 ..Piece::default()
             },
+            &waits(),
         );
     }
 
@@ -255,6 +263,7 @@ mod tests {
                 cached_tokens: Some(16),
                 ..Piece::default()
             },
+            &waits(),
         );
         assert!(collector.inner.take().is_none(), "no event without a token");
         for (i, text) in ["a", "b", "c"].iter().enumerate() {

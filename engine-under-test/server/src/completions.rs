@@ -32,13 +32,13 @@ pub(crate) async fn handle(
     app.check_accepting()?;
     let job = CompletionJob::parse(&bytes, app.options.max_logprobs)?;
     drop(bytes);
-    app.check_model(job.common.model.as_deref())?;
     let CompletionJob {
-        common,
+        mut common,
         prompt,
         echo,
         echo_only,
     } = job;
+    common.adapter = app.adapter(common.model.as_deref())?;
     check_choices(&app, prompt_count(&prompt), common.n)?;
     let add_special = common.add_special_tokens.unwrap_or(true);
     let prompts = app.prepare(prompt, add_special, echo).await?;
@@ -53,6 +53,7 @@ pub(crate) async fn handle(
     let answer = Answer {
         id: app.new_id("cmpl"),
         created: app.created(),
+        model: common.answering(&app.options.model_name).to_owned(),
         prompts,
         n: common.n,
         echo,
@@ -105,6 +106,8 @@ struct Answer {
     app: Arc<App>,
     id: String,
     created: u64,
+    /// The name of what answers: the model or an adapter.
+    model: String,
     prompts: Vec<PromptInput>,
     n: usize,
     echo: bool,
@@ -176,7 +179,7 @@ impl Answer {
             id: &self.id,
             object: "text_completion",
             created: self.created,
-            model: &self.app.options.model_name,
+            model: &self.model,
             choices: choices.collect(),
             service_tier: None,
             system_fingerprint: FINGERPRINT,
@@ -190,7 +193,7 @@ impl Answer {
             id: &self.id,
             object: "text_completion",
             created: self.created,
-            model: &self.app.options.model_name,
+            model: &self.model,
             choices,
             usage: None,
             prompt_token_ids: None,

@@ -3,7 +3,12 @@
 //! The server does not name an engine: it drives whatever implements [`Core`] from one thread of
 //! its own. That is what lets its tests run against a scripted core, without a model.
 
-use pb_contract::{Buckets, Clock, EngineConfig, EngineEvent, EngineRequest, RequestId, StepRow};
+use pb_contract::{
+    Buckets, Clock, EngineConfig, EngineEvent, EngineRequest, Nanos, RequestId, StepRow,
+};
+use pb_core::Counters;
+use pb_kv::CacheStats;
+use pb_tiers::{TierKind, TierStats};
 
 /// An engine core: a state machine that is stepped by the server's engine thread.
 ///
@@ -22,6 +27,9 @@ pub trait Core: Send {
     /// Whether a step would do anything.
     fn has_work(&self) -> bool;
 
+    /// Tells how long commands and shared locks held the next step up, for its row.
+    fn set_lock_wait(&mut self, _waited: Nanos) {}
+
     /// Runs one step.
     ///
     /// # Errors
@@ -31,11 +39,11 @@ pub trait Core: Send {
     /// Forgets every cached prefix. False when blocks are in use, and nothing was forgotten.
     fn reset_prefix_cache(&mut self) -> bool;
 
-    /// Where the KV blocks stand.
-    fn buckets(&self) -> Buckets;
+    /// Buckets, counters and statistics now.
+    fn status(&self) -> CoreStatus;
 
-    /// Counts since the start, and the queue lengths now.
-    fn counters(&self) -> CoreCounters;
+    /// Bytes reserved for the KV pool, whatever is in it.
+    fn kv_pool_bytes(&self) -> usize;
 
     /// What the engine was asked to be.
     fn config(&self) -> &EngineConfig;
@@ -50,29 +58,17 @@ pub struct CoreStep {
     pub events: Vec<EngineEvent>,
 }
 
-/// Counts since the start of the core. Tokens unless named otherwise.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct CoreCounters {
-    /// Looked up in the prefix cache at first admissions.
-    pub queried_tokens: u64,
-    /// Of these, found.
-    pub hit_tokens: u64,
-    /// Looked up when a preempted request came back.
-    pub preempted_queried_tokens: u64,
-    /// Of these, found.
-    pub preempted_hit_tokens: u64,
-    /// Preemptions.
-    pub preemptions: u64,
-    /// Prompt tokens of admitted requests.
-    pub prompt_tokens: u64,
-    /// Tokens generated.
-    pub generation_tokens: u64,
-    /// Cached blocks that lost their contents.
-    pub evicted_blocks: u64,
-    /// Requests running now.
-    pub running: usize,
-    /// Requests waiting now.
-    pub waiting: usize,
+/// Where a core stands.
+#[derive(Clone, Debug, Default)]
+pub struct CoreStatus {
+    /// Where the KV blocks stand.
+    pub buckets: Buckets,
+    /// Counts since the start, and the lengths of queues and pools now.
+    pub counters: Counters,
+    /// What became of the cached blocks.
+    pub cache: CacheStats,
+    /// Each tier that is on, fastest first.
+    pub tiers: Vec<(TierKind, TierStats)>,
 }
 
 /// A request that can never run, in words for its sender.

@@ -11,19 +11,21 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 
-use pb_contract::{Buckets, Clock, EngineConfig, EngineRequest, RequestId};
+use pb_contract::{Clock, EngineConfig, EngineRequest, RequestId};
 use tokio::sync::oneshot;
 
 use crate::collector::{Collector, Failure, Reader};
-use crate::core_api::{Core, CoreCounters};
+use crate::core_api::{Core, CoreStatus};
 use crate::live::{LiveRequests, StepTimes};
 use crate::metrics::Metrics;
 use crate::output::OutputState;
 use crate::steps::StepRing;
+use crate::waits::LockWaits;
 
 /// One choice of a request on its way to the engine.
 pub(crate) struct Member {
-    /// What the core gets; its id is set on submission.
+    /// What the core gets; its id is set on submission. Until then `fork_of` is the place of
+    /// the origin among the choices.
     pub(crate) request: EngineRequest,
     /// The text side.
     pub(crate) output: OutputState,
@@ -40,38 +42,38 @@ enum Command {
     Stop,
 }
 
-/// State of the core after the last step or command.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Snapshot {
-    pub(crate) buckets: Buckets,
-    pub(crate) counters: CoreCounters,
-}
-
 /// What the engine thread shows to the handlers without being asked.
 pub(crate) struct Shared {
-    snapshot: Mutex<Snapshot>,
+    status: Mutex<CoreStatus>,
     metrics: Mutex<Metrics>,
     live_choices: AtomicUsize,
     dead: OnceLock<String>,
     pub(crate) ring: StepRing,
+    /// What handlers cost the engine thread.
+    pub(crate) waits: LockWaits,
 }
 
 impl Shared {
+    /// What was counted, for a handler.
     pub(crate) fn metrics(&self) -> MutexGuard<'_, Metrics> {
         self.metrics.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn snapshot(&self) -> Snapshot {
-        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
+    /// The same for the engine thread, which keeps account of its waits.
+    pub(crate) fn count(&self) -> MutexGuard<'_, Metrics> {
+        self.waits.lock(&self.metrics)
     }
 
-    /// Shows the state of the core from now on.
+    /// State of the core after the last step or command.
+    pub(crate) fn status(&self) -> CoreStatus {
+        let status = self.status.lock();
+        status.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Shows the state of the core from now on. For the engine thread.
     pub(crate) fn publish(&self, core: &dyn Core) {
-        let snapshot = Snapshot {
-            buckets: core.buckets(),
-            counters: core.counters(),
-        };
-        *self.snapshot.lock().unwrap_or_else(PoisonError::into_inner) = snapshot;
+        let status = core.status();
+        *self.waits.lock(&self.status) = status;
     }
 
     /// Makes room for new requests.
@@ -103,14 +105,12 @@ impl EngineHandle {
         let config = core.config().clone();
         let (commands, inbox) = channel();
         let shared = Arc::new(Shared {
-            snapshot: Mutex::new(Snapshot {
-                buckets: core.buckets(),
-                counters: core.counters(),
-            }),
+            status: Mutex::new(core.status()),
             metrics: Mutex::new(Metrics::new()),
             live_choices: AtomicUsize::new(0),
             dead: OnceLock::new(),
             ring: StepRing::new(step_rows),
+            waits: LockWaits::new(Arc::clone(&clock)),
         });
         let live = LiveRequests::new(Arc::clone(&shared));
         let engine = EngineLoop {
@@ -157,6 +157,8 @@ impl EngineHandle {
         let first = self.next_id.fetch_add(choices as u64, Ordering::Relaxed);
         for (member, id) in members.iter_mut().zip(first..) {
             member.request.id = RequestId(id);
+            let fork_of = member.request.fork_of;
+            member.request.fork_of = fork_of.map(|place| RequestId(first + place.0));
         }
         let collector = Arc::new(Collector::new(choices, streaming));
         let ids = (first..first + choices as u64).map(RequestId);
@@ -237,23 +239,30 @@ impl EngineLoop {
     /// Takes the commands that are there (waits for one when idle) and runs one step. False when
     /// it is time to end.
     fn turn(&mut self) -> bool {
-        if self.shared.dead.get().is_some() || !self.core.has_work() {
+        let mut next = if self.shared.dead.get().is_some() || !self.core.has_work() {
             // An error means that no handle is left.
             let Ok(command) = self.inbox.recv() else {
                 return false;
             };
+            Some(command)
+        } else {
+            self.inbox.try_recv().ok()
+        };
+        let before = self.clock.now();
+        // Waits after the step before; those from here on are within the time until the step.
+        let waited = self.shared.waits.take();
+        while let Some(command) = next {
             if !self.obey(command) {
                 return false;
             }
-        }
-        while let Ok(command) = self.inbox.try_recv() {
-            if !self.obey(command) {
-                return false;
-            }
+            next = self.inbox.try_recv().ok();
         }
         if self.shared.dead.get().is_none() {
             self.shared.publish(&*self.core);
             if self.core.has_work() {
+                self.shared.waits.take();
+                self.core
+                    .set_lock_wait(waited + (self.clock.now() - before));
                 self.step();
             }
         }
@@ -264,14 +273,14 @@ impl EngineLoop {
         match self.core.step(&*self.clock) {
             Ok(step) => {
                 let now = self.clock.now();
-                self.shared.metrics().step();
+                self.shared.count().step(&step.row);
                 // Who has read a token finds the state and the row of the step that made it.
                 self.shared.publish(&*self.core);
                 let times = StepTimes {
                     start: step.row.start_ns,
                     end: now,
                 };
-                self.shared.ring.push(step.row);
+                self.shared.ring.push(step.row, &self.shared.waits);
                 self.live.deliver(step.events, times, &mut *self.core);
             }
             Err(failure) if failure.failed.is_empty() => {

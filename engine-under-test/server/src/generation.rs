@@ -45,6 +45,7 @@ impl Generation {
         arrival: Nanos,
     ) -> Result<Self, ApiError> {
         app.check_vocabulary("stop_token_ids", &common.params.stop_token_ids)?;
+        app.check_priority(common.priority)?;
         let mut members = Vec::with_capacity(prompts.len().saturating_mul(common.n));
         for prompt in prompts {
             let max_tokens =
@@ -57,8 +58,12 @@ impl Generation {
                 );
                 return Err(ApiError::field("min_tokens", message));
             }
+            let first = members.len() as u64;
             for choice in 0..common.n {
-                members.push(member(app, prompt, common, max_tokens, choice, arrival));
+                let mut one = member(app, prompt, common, max_tokens, choice, arrival);
+                // The prompt is computed once. Ids count from zero until the submission.
+                one.request.fork_of = (choice > 0).then_some(RequestId(first));
+                members.push(one);
             }
         }
         let count = |prompt: &PromptInput| u32::try_from(prompt.ids.len()).unwrap_or(u32::MAX);
@@ -169,6 +174,9 @@ fn member(
         prompt: prompt.ids.clone(),
         sampling,
         cache_salt: common.cache_salt.clone(),
+        adapter: common.adapter.clone(),
+        priority: common.priority,
+        fork_of: None,
         arrival,
     };
     let detokenizer = app.text().detokenizer();

@@ -16,6 +16,10 @@ use crate::text::ChatTurn;
 #[derive(Debug)]
 pub(crate) struct Common {
     pub(crate) model: Option<String>,
+    /// What the model's name stands for; set once that is known.
+    pub(crate) adapter: Option<String>,
+    /// Lower is served first.
+    pub(crate) priority: i64,
     /// Choices a prompt.
     pub(crate) n: usize,
     /// Everything but `max_tokens`, `seed` of each choice and stop strings.
@@ -135,6 +139,7 @@ impl Common {
         let (include_usage, continuous) =
             (option("include_usage"), option("continuous_usage_stats"));
         let best_of = fields.remove("best_of");
+        let priority = fields.remove("priority").and_then(|v| v.as_i64());
         let wire: SamplingFields = serde_json::from_value(Value::Object(fields))
             .map_err(|error| ApiError::bad_request(error.to_string()))?;
         let stream = wire.stream.unwrap_or(false);
@@ -161,6 +166,8 @@ impl Common {
         };
         Ok(Common {
             model,
+            adapter: None,
+            priority: priority.unwrap_or(0),
             n: n as usize,
             params,
             max_tokens: wire.max_tokens,
@@ -173,6 +180,11 @@ impl Common {
             return_token_ids: wire.return_token_ids.unwrap_or(false),
             add_special_tokens: wire.add_special_tokens,
         })
+    }
+
+    /// The name that the answer carries: the adapter's, or the model's.
+    pub(crate) fn answering<'a>(&'a self, model: &'a str) -> &'a str {
+        self.adapter.as_deref().unwrap_or(model)
     }
 
     fn check_logprobs(&self, most: u32) -> Result<(), ApiError> {

@@ -10,6 +10,9 @@
 //! (Prometheus), `/tokenize`, `/detokenize`, `/reset_prefix_cache`, `/server_info` and
 //! `/steps/stream?from=N` (step rows as they happen, one JSON object a line).
 //!
+//! The name of a LoRA adapter in `model` chooses that adapter, `n` gives several choices of one
+//! computed prompt, and `priority` is heeded where the engine's queue is ordered by it.
+//!
 //! ```no_run
 //! # use std::sync::Arc;
 //! # use pb_contract::WallClock;
@@ -34,6 +37,7 @@ mod completions;
 mod core_api;
 mod engine;
 mod error;
+mod exposition;
 mod fields;
 mod generation;
 mod job;
@@ -42,6 +46,7 @@ mod logprobs;
 mod metrics;
 mod options;
 mod output;
+mod page;
 mod phase;
 mod room;
 mod routes;
@@ -53,9 +58,10 @@ mod stop;
 mod text;
 mod text_work;
 mod value;
+mod waits;
 
 pub use adapters::TokenizerText;
-pub use core_api::{Core, CoreCounters, CoreFailure, CoreStep, Refusal};
+pub use core_api::{Core, CoreFailure, CoreStatus, CoreStep, Refusal};
 pub use options::ServerOptions;
 pub use serve::{ServeError, serve};
-pub use text::{ChatTurn, Detokenizer, ModelAssets, TextError, TextModel};
+pub use text::{ChatTurn, Detokenizer, ModelAssets, ServedAdapter, TextError, TextModel};

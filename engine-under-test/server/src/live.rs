@@ -19,6 +19,7 @@ struct Live {
     choice: usize,
     output: OutputState,
     times: RequestTimes,
+    adapter: Option<String>,
 }
 
 /// When a step began, and when its tokens were there.
@@ -82,7 +83,11 @@ impl LiveRequests {
             choice,
             output,
             times: RequestTimes::new(request.arrival),
+            adapter: request.adapter.clone(),
         };
+        if let Some(adapter) = &live.adapter {
+            self.shared.count().adapter_waits(adapter);
+        }
         let before = self.requests.insert(request.id, live);
         assert!(
             before.is_none(),
@@ -113,7 +118,11 @@ impl LiveRequests {
             match event {
                 EngineEvent::Admitted { cached_tokens, .. } => {
                     // A request that was preempted is admitted again; it waited only once.
-                    live.times.admitted.get_or_insert(step.start);
+                    let before = live.times.admitted.replace(step.start);
+                    live.times.admitted = before.or(live.times.admitted);
+                    if let (None, Some(adapter)) = (before, &live.adapter) {
+                        self.shared.count().adapter_runs(adapter);
+                    }
                     piece.cached_tokens = Some(u32::try_from(cached_tokens).unwrap_or(u32::MAX));
                 }
                 EngineEvent::PromptLogprobs { entries, .. } => {
@@ -122,7 +131,7 @@ impl LiveRequests {
                 EngineEvent::Token {
                     token, logprobs, ..
                 } => {
-                    self.shared.metrics().token(&mut live.times, step.end);
+                    self.shared.count().token(&mut live.times, step.end);
                     piece.logprobs.extend(logprobs);
                     if live.token(token, last_words.contains(id, at), piece) {
                         core.abort(id);
@@ -147,15 +156,25 @@ impl LiveRequests {
     fn hand_over(&mut self, id: RequestId, piece: Piece, now: Nanos) {
         let Some(finish) = &piece.finish else {
             if let Some(live) = self.requests.get(&id) {
-                live.collector.add(live.choice, piece);
+                live.collector.add(live.choice, piece, &self.shared.waits);
             }
             return;
         };
-        if let Some(live) = self.requests.remove(&id) {
-            self.shared.metrics().finish(finish.reason, live.times, now);
-            self.shared.released(1);
-            live.collector.add(live.choice, piece);
+        if let Some(live) = self.take(id) {
+            self.shared.count().finish(finish.reason, live.times, now);
+            live.collector.add(live.choice, piece, &self.shared.waits);
         }
+    }
+
+    /// Takes a request out and gives its place to others.
+    fn take(&mut self, id: RequestId) -> Option<Live> {
+        let live = self.requests.remove(&id)?;
+        if let Some(adapter) = &live.adapter {
+            let mut metrics = self.shared.count();
+            metrics.adapter_ends(adapter, live.times.admitted.is_some());
+        }
+        self.shared.released(1);
+        Some(live)
     }
 
     /// Drops a request whose reader is gone.
@@ -186,16 +205,13 @@ impl LiveRequests {
 
     /// Removes a request that the core refused.
     pub(crate) fn forget(&mut self, id: RequestId) {
-        if self.requests.remove(&id).is_some() {
-            self.shared.released(1);
-        }
+        drop(self.take(id));
     }
 
     /// Ends a request with a failure; the core is not asked.
     pub(crate) fn fail(&mut self, id: RequestId, failure: &Failure) {
-        if let Some(live) = self.requests.remove(&id) {
-            self.shared.metrics().error();
-            self.shared.released(1);
+        if let Some(live) = self.take(id) {
+            self.shared.count().error();
             live.collector.fail(failure.clone());
         }
     }

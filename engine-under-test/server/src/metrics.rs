@@ -1,13 +1,9 @@
-//! Counters and histograms of the server, and their Prometheus text.
-//!
-//! Names, labels and bucket bounds are vLLM's wherever the meaning is the same, so that one
-//! dashboard and one scraper serve both. What vLLM has no name for is prefixed `prefillbench:`.
+//! What the engine thread counts beyond the core's own counters: latencies, ends, where the time
+//! of the steps went.
 
-use std::fmt::Write;
+use std::collections::BTreeMap;
 
-use pb_contract::{Buckets, EngineConfig, FinishReason, Nanos, PrefixCacheKind};
-
-use crate::core_api::CoreCounters;
+use pb_contract::{FinishReason, Nanos, StepRow};
 
 const TTFT_BOUNDS_S: &[f64] = &[
     0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0,
@@ -45,11 +41,11 @@ impl RequestTimes {
 
 /// A histogram with fixed bounds.
 #[derive(Clone, Debug)]
-struct Histogram {
-    bounds_s: &'static [f64],
+pub(crate) struct Histogram {
+    pub(crate) bounds_s: &'static [f64],
     /// One count a bound, and one for what lies above.
-    counts: Vec<u64>,
-    sum: Nanos,
+    pub(crate) counts: Vec<u64>,
+    pub(crate) sum: Nanos,
 }
 
 impl Histogram {
@@ -68,21 +64,56 @@ impl Histogram {
     }
 }
 
-/// What the engine thread counts beyond the core's own counters.
+/// Requests that name one adapter.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct AdapterLoad {
+    /// Admitted, some of them perhaps preempted since.
+    pub(crate) running: usize,
+    /// Not admitted yet.
+    pub(crate) waiting: usize,
+}
+
+/// Name of a part of a step's time, and where it is in the row.
+pub(crate) type StepPart = (&'static str, fn(&StepRow) -> Nanos);
+
+/// Parts of a step's time, in the order in which they are shown. `schedule` is `lookup`,
+/// `allocate` and `plan`; the parts of one kind are disjoint.
+pub(crate) const STEP_PARTS: [StepPart; 10] = [
+    ("lookup", |row| row.lookup_ns),
+    ("allocate", |row| row.allocate_ns),
+    ("plan", |row| row.plan_ns),
+    ("dispatch", |row| row.dispatch_ns),
+    ("prefill_gemm", |row| row.prefill_gemm_ns),
+    ("decode_gemm", |row| row.decode_gemm_ns),
+    ("prefill_attention", |row| row.prefill_attention_ns),
+    ("decode_attention", |row| row.decode_attention_ns),
+    ("sampling", |row| row.sampling_ns),
+    ("other", |row| row.other_ns.saturating_sub(row.dispatch_ns)),
+];
+
+/// What the engine thread counts.
 #[derive(Clone, Debug)]
 pub(crate) struct Metrics {
-    time_to_first_token: Histogram,
-    inter_token_latency: Histogram,
-    e2e_request_latency: Histogram,
+    pub(crate) time_to_first_token: Histogram,
+    pub(crate) inter_token_latency: Histogram,
+    pub(crate) e2e_request_latency: Histogram,
     /// From the arrival to the first step.
-    queue_time: Histogram,
+    pub(crate) queue_time: Histogram,
     /// From the first step to the first token.
-    prefill_time: Histogram,
+    pub(crate) prefill_time: Histogram,
     /// From the first token to the last.
-    decode_time: Histogram,
+    pub(crate) decode_time: Histogram,
+    /// From the first step to the last token.
+    pub(crate) inference_time: Histogram,
     /// Stop, length, abort, error.
-    finished: [u64; 4],
-    steps: u64,
+    pub(crate) finished: [u64; 4],
+    pub(crate) steps: u64,
+    /// Time of all steps by [`STEP_PARTS`].
+    pub(crate) step_time: [Nanos; STEP_PARTS.len()],
+    /// What held the engine thread up between steps.
+    pub(crate) lock_wait: Nanos,
+    /// By adapter, those without a request left out.
+    pub(crate) adapters: BTreeMap<String, AdapterLoad>,
 }
 
 impl Metrics {
@@ -94,14 +125,49 @@ impl Metrics {
             queue_time: Histogram::new(E2E_BOUNDS_S),
             prefill_time: Histogram::new(E2E_BOUNDS_S),
             decode_time: Histogram::new(E2E_BOUNDS_S),
+            inference_time: Histogram::new(E2E_BOUNDS_S),
             finished: [0; 4],
             steps: 0,
+            step_time: [Nanos::ZERO; STEP_PARTS.len()],
+            lock_wait: Nanos::ZERO,
+            adapters: BTreeMap::new(),
         }
     }
 
     /// Counts a step.
-    pub(crate) fn step(&mut self) {
+    pub(crate) fn step(&mut self, row: &StepRow) {
         self.steps += 1;
+        self.lock_wait += row.lock_wait_ns;
+        for (sum, (_, part)) in self.step_time.iter_mut().zip(STEP_PARTS) {
+            *sum += part(row);
+        }
+    }
+
+    /// A request for an adapter came.
+    pub(crate) fn adapter_waits(&mut self, adapter: &str) {
+        self.adapters.entry(adapter.to_owned()).or_default().waiting += 1;
+    }
+
+    /// A request for an adapter was admitted for the first time.
+    pub(crate) fn adapter_runs(&mut self, adapter: &str) {
+        if let Some(load) = self.adapters.get_mut(adapter) {
+            load.waiting -= 1;
+            load.running += 1;
+        }
+    }
+
+    /// A request for an adapter ended.
+    pub(crate) fn adapter_ends(&mut self, adapter: &str, was_running: bool) {
+        let Some(load) = self.adapters.get_mut(adapter) else {
+            return;
+        };
+        match was_running {
+            true => load.running -= 1,
+            false => load.waiting -= 1,
+        }
+        if *load == AdapterLoad::default() {
+            self.adapters.remove(adapter);
+        }
     }
 
     /// Counts a request's next token, which came at `now`.
@@ -137,242 +203,13 @@ impl Metrics {
                 .observe(admitted.saturating_sub(times.arrival));
             self.prefill_time.observe(first.saturating_sub(admitted));
             self.decode_time.observe(last.saturating_sub(first));
+            self.inference_time.observe(last.saturating_sub(admitted));
         }
     }
 
     /// Counts a request that the engine failed.
     pub(crate) fn error(&mut self) {
         self.finished[3] += 1;
-    }
-}
-
-/// Everything that `/metrics` shows, at one moment.
-pub(crate) struct Exposition<'a> {
-    pub(crate) model_name: &'a str,
-    pub(crate) config: &'a EngineConfig,
-    pub(crate) metrics: &'a Metrics,
-    pub(crate) counters: CoreCounters,
-    pub(crate) buckets: Buckets,
-}
-
-impl Exposition<'_> {
-    /// The Prometheus text.
-    pub(crate) fn render(&self) -> String {
-        let mut page = Page {
-            out: String::new(),
-            labels: self.labels(),
-        };
-        let (c, b) = (self.counters, self.buckets);
-        page.gauge(
-            "vllm:num_requests_running",
-            "Requests in the running batch.",
-            c.running as f64,
-        );
-        page.gauge(
-            "vllm:num_requests_waiting",
-            "Requests waiting.",
-            c.waiting as f64,
-        );
-        let usage = b.active as f64 / b.total().max(1) as f64;
-        page.gauge(
-            "vllm:kv_cache_usage_perc",
-            "KV blocks in use, 1 means all.",
-            usage,
-        );
-        for (name, help, value) in self.counts() {
-            page.head(name, help, "counter");
-            page.sample(name, "", value as f64);
-        }
-        page.finished(&self.metrics.finished);
-        page.blocks(b);
-        for (name, help, histogram) in self.histograms() {
-            page.histogram(name, help, histogram);
-        }
-        page.cache_config(self.config);
-        page.out
-    }
-
-    /// Name, help and contents of every histogram.
-    fn histograms(&self) -> [(&'static str, &'static str, &Histogram); 6] {
-        let m = self.metrics;
-        [
-            (
-                "time_to_first_token_seconds",
-                "Time to first token.",
-                &m.time_to_first_token,
-            ),
-            (
-                "inter_token_latency_seconds",
-                "Time between tokens.",
-                &m.inter_token_latency,
-            ),
-            (
-                "e2e_request_latency_seconds",
-                "Time of a request.",
-                &m.e2e_request_latency,
-            ),
-            (
-                "request_queue_time_seconds",
-                "Time from the arrival of a request to its first step.",
-                &m.queue_time,
-            ),
-            (
-                "request_prefill_time_seconds",
-                "Time from the first step of a request to its first token.",
-                &m.prefill_time,
-            ),
-            (
-                "request_decode_time_seconds",
-                "Time from the first token of a request to its last.",
-                &m.decode_time,
-            ),
-        ]
-    }
-
-    /// Name, help and value of every plain counter.
-    fn counts(&self) -> [(&'static str, &'static str, u64); 9] {
-        let c = self.counters;
-        [
-            (
-                "vllm:prefix_cache_queries_total",
-                "Prefix cache queries, in tokens.",
-                c.queried_tokens,
-            ),
-            (
-                "vllm:prefix_cache_hits_total",
-                "Prefix cache hits, in tokens.",
-                c.hit_tokens,
-            ),
-            ("vllm:num_preemptions_total", "Preemptions.", c.preemptions),
-            (
-                "vllm:prompt_tokens_total",
-                "Prompt tokens of admitted requests.",
-                c.prompt_tokens,
-            ),
-            (
-                "vllm:generation_tokens_total",
-                "Tokens generated.",
-                c.generation_tokens,
-            ),
-            (
-                "prefillbench:preempted_prefix_cache_queries_total",
-                "Prefix cache queries of requests that had been preempted, in tokens.",
-                c.preempted_queried_tokens,
-            ),
-            (
-                "prefillbench:preempted_prefix_cache_hits_total",
-                "Prefix cache hits of requests that had been preempted, in tokens.",
-                c.preempted_hit_tokens,
-            ),
-            (
-                "prefillbench:evicted_blocks_total",
-                "Cached KV blocks that lost their contents.",
-                c.evicted_blocks,
-            ),
-            (
-                "prefillbench:steps_total",
-                "Engine steps.",
-                self.metrics.steps,
-            ),
-        ]
-    }
-
-    fn labels(&self) -> String {
-        let name = self
-            .model_name
-            .replace('\\', "\\\\")
-            .replace('"', "\\\"")
-            .replace('\n', "\\n");
-        format!("engine=\"0\",model_name=\"{name}\"")
-    }
-}
-
-struct Page {
-    out: String,
-    labels: String,
-}
-
-impl Page {
-    fn line(&mut self, line: std::fmt::Arguments<'_>) {
-        // OK because writing into a String cannot fail.
-        self.out.write_fmt(line).unwrap();
-        self.out.push('\n');
-    }
-
-    fn head(&mut self, name: &str, help: &str, kind: &str) {
-        self.line(format_args!("# HELP {name} {help}\n# TYPE {name} {kind}"));
-    }
-
-    /// `more` is empty or further labels, each with a comma in front. Values are written as
-    /// Python writes floats (`3.0`), as vLLM does.
-    fn sample(&mut self, name: &str, more: &str, value: f64) {
-        let labels = std::mem::take(&mut self.labels);
-        self.line(format_args!("{name}{{{labels}{more}}} {value:?}"));
-        self.labels = labels;
-    }
-
-    fn gauge(&mut self, name: &str, help: &str, value: f64) {
-        self.head(name, help, "gauge");
-        self.sample(name, "", value);
-    }
-
-    fn finished(&mut self, finished: &[u64; 4]) {
-        let name = "vllm:request_success_total";
-        self.head(name, "Requests by the way they ended.", "counter");
-        for (reason, count) in ["stop", "length", "abort", "error"].iter().zip(finished) {
-            self.sample(
-                name,
-                &format!(",finished_reason=\"{reason}\""),
-                *count as f64,
-            );
-        }
-    }
-
-    fn blocks(&mut self, buckets: Buckets) {
-        let name = "prefillbench:kv_blocks";
-        self.head(
-            name,
-            "KV blocks by bucket; the three sum to the pool.",
-            "gauge",
-        );
-        let parts = [
-            ("active", buckets.active),
-            ("reclaimable", buckets.reclaimable),
-            ("free", buckets.free),
-        ];
-        for (bucket, blocks) in parts {
-            self.sample(name, &format!(",bucket=\"{bucket}\""), blocks as f64);
-        }
-    }
-
-    fn histogram(&mut self, name: &str, help: &str, histogram: &Histogram) {
-        let name = format!("vllm:{name}");
-        self.head(&name, help, "histogram");
-        let bucket = format!("{name}_bucket");
-        let mut below = 0;
-        for (bound, count) in histogram.bounds_s.iter().zip(&histogram.counts) {
-            below += count;
-            self.sample(&bucket, &format!(",le=\"{bound:?}\""), below as f64);
-        }
-        let all: u64 = histogram.counts.iter().sum();
-        self.sample(&bucket, ",le=\"+Inf\"", all as f64);
-        self.sample(&format!("{name}_count"), "", all as f64);
-        self.sample(&format!("{name}_sum"), "", histogram.sum.as_secs_f64());
-    }
-
-    fn cache_config(&mut self, config: &EngineConfig) {
-        let name = "vllm:cache_config_info";
-        self.head(name, "Settings of the KV cache.", "gauge");
-        let caching = match config.prefix_cache {
-            PrefixCacheKind::None => "False",
-            PrefixCacheKind::HashChain => "True",
-        };
-        // This one has no model label in vLLM either.
-        self.line(format_args!(
-            "{name}{{engine=\"0\",block_size=\"{}\",num_gpu_blocks=\"{}\",\
-             enable_prefix_caching=\"{caching}\"}} 1.0",
-            config.block_size, config.num_blocks
-        ));
     }
 }
 
@@ -417,6 +254,50 @@ mod tests {
         assert_eq!(metrics.queue_time.sum, Nanos::from_millis(5));
         assert_eq!(metrics.prefill_time.sum, Nanos::from_millis(30));
         assert_eq!(metrics.decode_time.sum, Nanos::from_millis(100));
+        assert_eq!(metrics.inference_time.sum, Nanos::from_millis(130));
         assert_eq!(metrics.e2e_request_latency.sum, Nanos::from_millis(140));
+    }
+
+    #[test]
+    fn an_adapter_is_shown_while_it_has_requests() {
+        let mut metrics = Metrics::new();
+        for _ in 0..3 {
+            metrics.adapter_waits("a");
+        }
+        metrics.adapter_runs("a");
+        let load = |running, waiting| Some(AdapterLoad { running, waiting });
+        assert_eq!(metrics.adapters.get("a").copied(), load(1, 2));
+        metrics.adapter_ends("a", true);
+        metrics.adapter_ends("a", false);
+        assert_eq!(metrics.adapters.get("a").copied(), load(0, 1));
+        metrics.adapter_ends("a", false);
+        assert!(metrics.adapters.is_empty());
+    }
+
+    #[test]
+    fn the_parts_of_a_steps_time_are_disjoint() {
+        let ns = Nanos;
+        let row = StepRow {
+            duration_ns: ns(1000),
+            schedule_ns: ns(60),
+            lookup_ns: ns(10),
+            allocate_ns: ns(20),
+            plan_ns: ns(30),
+            prefill_gemm_ns: ns(200),
+            decode_gemm_ns: ns(100),
+            prefill_attention_ns: ns(300),
+            decode_attention_ns: ns(150),
+            sampling_ns: ns(90),
+            other_ns: ns(100),
+            dispatch_ns: ns(40),
+            lock_wait_ns: ns(5),
+            ..StepRow::default()
+        };
+        let mut metrics = Metrics::new();
+        metrics.step(&row);
+        metrics.step(&row);
+        let sum = metrics.step_time.iter().map(|part| part.0).sum::<u64>();
+        assert_eq!(sum, 2 * 1000, "all parts make the step");
+        assert_eq!((metrics.lock_wait, metrics.steps), (ns(10), 2));
     }
 }

@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::body::RawBody;
 use crate::budget::Share;
 use crate::error::ApiError;
-use crate::metrics::Exposition;
+use crate::exposition::Exposition;
 use crate::phase::Phase;
 use crate::{body, chat, completions, job};
 
@@ -78,34 +78,61 @@ fn same(a: &[u8], b: &[u8]) -> bool {
     a.len() == b.len() && std::hint::black_box(differences) == 0
 }
 
+/// The model and, after it, the adapters.
 async fn models(State(app): State<Arc<App>>) -> Json<Value> {
+    let model = &app.options.model_name;
+    let context = app.config.max_model_len;
+    let mut cards = vec![model_card(
+        &app,
+        model,
+        &app.assets.root,
+        None,
+        Some(context),
+    )];
+    for adapter in &app.assets.adapters {
+        cards.push(model_card(
+            &app,
+            &adapter.name,
+            &adapter.root,
+            Some(model),
+            None,
+        ));
+    }
+    Json(json!({ "object": "list", "data": cards }))
+}
+
+/// As vLLM writes it: an adapter has a parent and no context length of its own.
+fn model_card(
+    app: &App,
+    id: &str,
+    root: &str,
+    parent: Option<&str>,
+    max_model_len: Option<usize>,
+) -> Value {
     let created = app.created();
-    Json(json!({
-        "object": "list",
-        "data": [{
-            "id": app.options.model_name,
-            "object": "model",
+    json!({
+        "id": id,
+        "object": "model",
+        "created": created,
+        "owned_by": "prefillbench",
+        "root": root,
+        "parent": parent,
+        "max_model_len": max_model_len,
+        "permission": [{
+            "id": app.new_id("modelperm"),
+            "object": "model_permission",
             "created": created,
-            "owned_by": "prefillbench",
-            "root": app.assets.root,
-            "parent": null,
-            "max_model_len": app.config.max_model_len,
-            "permission": [{
-                "id": app.new_id("modelperm"),
-                "object": "model_permission",
-                "created": created,
-                "allow_create_engine": false,
-                "allow_sampling": true,
-                "allow_logprobs": true,
-                "allow_search_indices": false,
-                "allow_view": true,
-                "allow_fine_tuning": false,
-                "organization": "*",
-                "group": null,
-                "is_blocking": false,
-            }],
+            "allow_create_engine": false,
+            "allow_sampling": true,
+            "allow_logprobs": true,
+            "allow_search_indices": false,
+            "allow_view": true,
+            "allow_fine_tuning": false,
+            "organization": "*",
+            "group": null,
+            "is_blocking": false,
         }],
-    }))
+    })
 }
 
 async fn health(State(app): State<Arc<App>>) -> Response {
@@ -117,14 +144,16 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let shared = app.engine.shared();
-    let snapshot = shared.snapshot();
+    let status = shared.status();
     let metrics = shared.metrics().clone();
     let page = Exposition {
         model_name: &app.options.model_name,
         config: &app.config,
+        kv_pool_bytes: app.kv_pool_bytes,
+        adapters: &app.assets.adapters,
+        created: app.created(),
         metrics: &metrics,
-        counters: snapshot.counters,
-        buckets: snapshot.buckets,
+        status: &status,
     };
     let kind = [(
         header::CONTENT_TYPE,
@@ -145,7 +174,9 @@ async fn server_info(State(app): State<Arc<App>>) -> Json<Value> {
         "model_name": app.options.model_name,
         "max_model_len": app.config.max_model_len,
         "config": app.config,
+        "kv_pool_bytes": app.kv_pool_bytes,
         "model": app.assets.receipt,
+        "adapters": app.assets.adapters,
     }))
 }
 
@@ -161,7 +192,7 @@ async fn small_body(
     let raw = body::parse(&bytes, Some(prompt), &|name| SMALL_FIELDS.contains(&name))?;
     match raw.fields.get("model") {
         None | Some(Value::Null) => {}
-        Some(Value::String(model)) => app.check_model(Some(model))?,
+        Some(Value::String(model)) => drop(app.adapter(Some(model))?),
         Some(other) => return Err(ApiError::value("model", "model must be a string", other)),
     }
     Ok((raw, share))

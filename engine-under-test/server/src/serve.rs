@@ -6,7 +6,7 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
-use pb_contract::{Clock, EngineConfig, Nanos, Stream};
+use pb_contract::{Clock, Nanos, Stream};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -68,6 +68,7 @@ pub async fn serve(
     let listener = TcpListener::bind(address).await.map_err(bind)?;
     let bound = listener.local_addr().map_err(bind)?;
     let (step_rows, live) = (options.step_rows, options.max_live_choices);
+    let kv_pool_bytes = core.kv_pool_bytes();
     let (engine, config, thread) = EngineHandle::start(core, Arc::clone(&clock), step_rows, live)
         .map_err(ServeError::Thread)?;
     let (phase, phases) = watch::channel(Phase::Serving);
@@ -76,14 +77,22 @@ pub async fn serve(
         head_timeout: options.head_timeout.to_duration(),
     };
     let grace = options.grace;
-    let app = app(
-        engine.clone(),
+    let held = options.held_bodies_bytes.max(options.body_limit_bytes);
+    let app = App {
+        started: clock.now(),
+        bodies: BodyBudget::new(held),
+        texts: TextWork::new(),
+        side_texts: TextWork::new(),
+        longest_token_bytes: assets.text.longest_token_bytes(),
+        ids: Mutex::new(Stream::new(options.id_seed, "response ids")),
+        engine: engine.clone(),
         config,
+        kv_pool_bytes,
         assets,
         options,
         clock,
-        phases.clone(),
-    );
+        phase: phases.clone(),
+    };
     let router = routes::router(Arc::new(app));
     let server = accept::serve(listener, router, limits, phases);
     let mut abort = pin!(abort);
@@ -101,31 +110,6 @@ pub async fn serve(
         join(thread, abort).await;
     }
     Ok(())
-}
-
-fn app(
-    engine: EngineHandle,
-    config: EngineConfig,
-    assets: ModelAssets,
-    options: ServerOptions,
-    clock: Arc<dyn Clock>,
-    phase: watch::Receiver<Phase>,
-) -> App {
-    let held = options.held_bodies_bytes.max(options.body_limit_bytes);
-    App {
-        started: clock.now(),
-        bodies: BodyBudget::new(held),
-        texts: TextWork::new(),
-        side_texts: TextWork::new(),
-        longest_token_bytes: assets.text.longest_token_bytes(),
-        ids: Mutex::new(Stream::new(options.id_seed, "response ids")),
-        engine,
-        config,
-        assets,
-        options,
-        clock,
-        phase,
-    }
 }
 
 /// What it takes to bring the server to its end.

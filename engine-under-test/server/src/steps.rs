@@ -10,6 +10,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pb_contract::StepRow;
 use tokio::sync::watch;
 
+use crate::waits::LockWaits;
+
 /// Rows that one read takes at most, so that a chunk of the response stays small.
 const ROWS_PER_READ: usize = 256;
 
@@ -54,9 +56,9 @@ impl StepRing {
         }
     }
 
-    /// Adds the next row; numbers must increase.
-    pub(crate) fn push(&self, row: StepRow) {
-        let mut state = self.lock();
+    /// Adds the next row; numbers must increase. For the engine thread, whose waits are counted.
+    pub(crate) fn push(&self, row: StepRow, waits: &LockWaits) {
+        let mut state = waits.lock(&self.rows);
         state.first.get_or_insert(row.step);
         if state.rows.len() == self.capacity
             && let Some(old) = state.rows.pop_front()
@@ -105,6 +107,10 @@ impl StepRing {
 mod tests {
     use super::*;
 
+    fn waits() -> LockWaits {
+        LockWaits::new(std::sync::Arc::new(pb_contract::WallClock))
+    }
+
     fn row(step: u64) -> StepRow {
         StepRow {
             step,
@@ -124,7 +130,7 @@ mod tests {
             }
         );
         for step in 1..=10 {
-            ring.push(row(step));
+            ring.push(row(step), &waits());
         }
         // 7, 8, 9, 10 are left; numbering starts at 1, so 1 to 6 are gone.
         let rows = vec![row(7), row(8), row(9), row(10)];
@@ -166,7 +172,7 @@ mod tests {
     fn a_long_backlog_is_read_in_parts_without_a_gap() {
         let ring = StepRing::new(10_000);
         for step in 0..1_000 {
-            ring.push(row(step));
+            ring.push(row(step), &waits());
         }
         let (mut next, mut seen) = (0, Vec::new());
         loop {

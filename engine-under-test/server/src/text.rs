@@ -6,6 +6,7 @@
 use std::sync::Arc;
 
 use pb_contract::TokenId;
+use serde::Serialize;
 
 /// A tokenizer with the model's chat template.
 pub trait TextModel: Send + Sync {
@@ -77,4 +78,17 @@ pub struct ModelAssets {
     pub root: String,
     /// Receipt of the model (identity, checksums, shape), shown by `/server_info` as it is.
     pub receipt: serde_json::Value,
+    /// Adapters that the engine has loaded.
+    pub adapters: Vec<ServedAdapter>,
+}
+
+/// A LoRA adapter, which requests choose by naming it as their model.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct ServedAdapter {
+    /// Name in requests; also the engine's name for it.
+    pub name: String,
+    /// Where it came from, for `/v1/models`.
+    pub root: String,
+    /// Digest of its weights and settings, as hex digits.
+    pub digest: String,
 }

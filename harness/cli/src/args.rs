@@ -1,11 +1,21 @@
 //! The command line as typed. Nothing here reads a file or the machine.
 
+mod engine;
+mod mock;
+mod names;
+mod serve;
+mod trace;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use pb_contract::{KvDtype, Numerics, PrefixCacheKind};
 
-use crate::size::ByteSize;
+pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateArgs, TraceFormat};
+pub(crate) use mock::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};
+pub(crate) use serve::{LoraModule, ServeArgs, ServeEngineArgs, Switch};
+pub(crate) use trace::{
+    ArrivalsArg, ConvertArgs, InspectArgs, TraceArgs, TraceWhat, ValidateTraceArgs,
+};
 
 /// Measures chunked prefill and prefix caching in LLM serving, and says how sure it is.
 #[derive(Debug, Parser)]
@@ -22,6 +32,8 @@ const EXAMPLES: &str = "Examples:
   prefillbench serve --model smollm2-135m      an OpenAI-compatible server on 127.0.0.1:8000
   prefillbench validate --model synthetic      does chunking or caching change the logits?
   prefillbench calc chunks --budget 512 --decodes 4 --prompt 2048
+  prefillbench engine replay --script s.jsonl  the scheduler and cache alone, step by step
+  prefillbench trace inspect trace.jsonl       what a recorded workload holds
   prefillbench report results/RUN              render a run again, finished or not
 
 Exit codes: 0 pass, 1 a check failed, 2 bad usage or unreadable input, 3 inconclusive or void.";
@@ -54,11 +66,17 @@ pub(crate) enum Verb {
     /// Get, make or inspect a model.
     Model(ModelArgs),
     /// Serve a model over the OpenAI-compatible HTTP interface.
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     /// Check that chunking and prefix caching do not change the logits.
     Validate(ValidateArgs),
     /// Print the arithmetic of chunking, prefix reuse and KV transfer.
     Calc(CalcArgs),
+    /// Replay schedules and simulate traces on the reference engine, without a model.
+    Engine(EngineArgs),
+    /// Inspect, check or convert a recorded workload.
+    Trace(TraceArgs),
+    /// Serve scripted streams with known times, faults and a pretended cache.
+    Mock(Box<MockArgs>),
     /// Render a run directory again, finished or interrupted.
     Report(ReportArgs),
     /// Print a shell completion script.
@@ -174,137 +192,6 @@ pub(crate) enum SynthKind {
     Sharp,
     /// Standard deviation 0.02 everywhere.
     HfInit,
-}
-
-/// `on` or `off`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Switch {
-    /// On.
-    On,
-    /// Off.
-    Off,
-}
-
-/// Arithmetic of the forward pass, as typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum NumericsArg {
-    /// f64 throughout.
-    F64,
-    /// f32, bit-identical for every chunking, batch and thread count.
-    Exact,
-    /// bf16 weights, fastest kernels.
-    Fast,
-}
-
-impl From<NumericsArg> for Numerics {
-    fn from(arg: NumericsArg) -> Self {
-        match arg {
-            NumericsArg::F64 => Numerics::F64,
-            NumericsArg::Exact => Numerics::Exact,
-            NumericsArg::Fast => Numerics::Fast,
-        }
-    }
-}
-
-/// Prefix cache, as typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum PrefixCacheArg {
-    /// Nothing is reused.
-    None,
-    /// Full blocks by a chain of block hashes.
-    HashChain,
-}
-
-impl From<PrefixCacheArg> for PrefixCacheKind {
-    fn from(arg: PrefixCacheArg) -> Self {
-        match arg {
-            PrefixCacheArg::None => PrefixCacheKind::None,
-            PrefixCacheArg::HashChain => PrefixCacheKind::HashChain,
-        }
-    }
-}
-
-/// KV element type, as typed.
-#[derive(Clone, Copy, Debug, ValueEnum)]
-pub(crate) enum KvDtypeArg {
-    /// 4 bytes an element.
-    F32,
-    /// 2 bytes an element.
-    Bf16,
-}
-
-impl From<KvDtypeArg> for KvDtype {
-    fn from(arg: KvDtypeArg) -> Self {
-        match arg {
-            KvDtypeArg::F32 => KvDtype::F32,
-            KvDtypeArg::Bf16 => KvDtype::Bf16,
-        }
-    }
-}
-
-/// Arguments of `serve`.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  prefillbench serve --model smollm2-135m
-  prefillbench serve --model synthetic --numerics exact --port 0
-  prefillbench serve --model ./model.gguf --max-batched-tokens 256 --prefix-cache none
-
-One line with the address is printed when the server is ready; port 0 chooses a free one.")]
-pub(crate) struct ServeArgs {
-    /// Model: `smollm2-135m`, `synthetic`, a GGUF file or a Hugging Face directory.
-    #[arg(long)]
-    pub(crate) model: String,
-    /// Address to listen on.
-    #[arg(long, default_value = "127.0.0.1")]
-    pub(crate) host: std::net::IpAddr,
-    /// Port to listen on; 0 chooses one.
-    #[arg(long, default_value_t = 8000)]
-    pub(crate) port: u16,
-    /// Name that requests use for the model; default: the model's own.
-    #[arg(long)]
-    pub(crate) served_model_name: Option<String>,
-    /// Arithmetic.
-    #[arg(long, value_enum, default_value_t = NumericsArg::Fast)]
-    pub(crate) numerics: NumericsArg,
-    /// KV element type (f64 numerics keep an f64 cache).
-    #[arg(long, value_enum, default_value_t = KvDtypeArg::F32)]
-    pub(crate) kv_dtype: KvDtypeArg,
-    /// Compute threads; default: all cores.
-    #[arg(long, value_parser = threads)]
-    pub(crate) threads: Option<usize>,
-    /// Token budget of a step; default: 512, or the whole context with chunking off.
-    #[arg(long)]
-    pub(crate) max_batched_tokens: Option<usize>,
-    /// Sequences that may run at once.
-    #[arg(long, default_value_t = 64)]
-    pub(crate) max_num_seqs: usize,
-    /// Cut prompts into chunks.
-    #[arg(long, value_enum, default_value_t = Switch::On)]
-    pub(crate) chunked: Switch,
-    /// Prefix cache.
-    #[arg(long, value_enum, default_value_t = PrefixCacheArg::HashChain)]
-    pub(crate) prefix_cache: PrefixCacheArg,
-    /// Tokens in a KV block.
-    #[arg(long, default_value = "16", value_parser = positive)]
-    pub(crate) block_size: usize,
-    /// Blocks in the KV pool; default: from --kv-bytes.
-    #[arg(long, conflicts_with = "kv_bytes", value_parser = positive)]
-    pub(crate) num_blocks: Option<usize>,
-    /// Size of the KV pool, for example 512MiB or 2GiB.
-    #[arg(long, value_name = "SIZE", default_value = "1GiB")]
-    pub(crate) kv_bytes: ByteSize,
-    /// Longest prompt plus output; default: the model's context.
-    #[arg(long)]
-    pub(crate) max_model_len: Option<usize>,
-    /// Environment variable that holds the API key that clients must send.
-    #[arg(long, value_name = "VAR")]
-    pub(crate) api_key_env: Option<String>,
-    /// Seed for requests that name none.
-    #[arg(long, default_value_t = 0)]
-    pub(crate) seed: u64,
-    /// Stop when standard input closes, so that no server outlives its harness.
-    #[arg(long, hide = true)]
-    pub(crate) until_stdin_closes: bool,
 }
 
 /// Arguments of `validate`.

@@ -32,6 +32,9 @@ fn main() -> ExitCode {
         Verb::Serve(args) => verbs::serve::run(&args),
         Verb::Validate(args) => verbs::validate::run(&args),
         Verb::Calc(args) => verbs::calc::run(&args),
+        Verb::Engine(args) => verbs::engine::run(&args),
+        Verb::Trace(args) => verbs::trace::run(&args),
+        Verb::Mock(args) => verbs::mock::run(&args),
         Verb::Report(args) => verbs::report::run(&args),
         Verb::Completions(args) => verbs::completions::run(&args),
     };

@@ -1,22 +1,26 @@
 //! Requests around a run: is the server there, what is it, and is its cache empty.
 //!
-//! These are not measured, so an ordinary client does. What they claim is checked: a reset that
-//! answers 200 may still have been refused (`{"success": false}`), and only a probe whose usage
-//! says zero cached tokens proves a cold cache.
+//! These are not measured: each takes a connection of its own. What they claim is checked: a reset
+//! that answers 200 may still have been refused (`{"success": false}`), and only a probe whose
+//! usage says zero cached tokens proves a cold cache.
 
+use bytes::{Bytes, BytesMut};
+pub use hyper::Method;
+use hyper::header::{HeaderName, HeaderValue};
 use pb_contract::wire::{
     CompletionRequest, CompletionResponse, Prompt, SamplingFields, TokenizeRequest,
     TokenizeResponse, Usage,
 };
 use pb_contract::{Clock, Nanos, TokenId, WallClock};
-use reqwest::{Method, RequestBuilder, StatusCode};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use crate::endpoint::Endpoint;
 use crate::error::LoadError;
-use crate::events::error_text;
+use crate::error_body::error_text;
+use crate::http::{Conn, SendFailure, request};
+use crate::request::chain;
 use crate::timer_wall::pause;
 
 /// Time between two tries.
@@ -29,7 +33,6 @@ const REQUEST_LIMIT: Nanos = Nanos::from_secs(300);
 #[derive(Clone, Debug)]
 pub struct Control {
     endpoint: Endpoint,
-    client: reqwest::Client,
 }
 
 /// What a probe request was answered.
@@ -43,6 +46,17 @@ pub struct Probe {
     pub completion_tokens: u32,
     /// Output text.
     pub text: String,
+}
+
+/// The answer to a control request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Exchange {
+    /// HTTP status.
+    pub status: u16,
+    /// Header names, in lower case, and values.
+    pub headers: Vec<(String, String)>,
+    /// Body.
+    pub body: String,
 }
 
 /// How a cache reset went.
@@ -59,19 +73,10 @@ impl Control {
     /// would send loopback requests through another machine.
     ///
     /// # Errors
-    /// The client cannot be set up.
+    /// None today; a caller need not change when one comes.
     pub fn new(endpoint: &Endpoint) -> Result<Control, LoadError> {
-        let client = reqwest::Client::builder()
-            .no_proxy()
-            .timeout(REQUEST_LIMIT.to_duration())
-            .build()
-            .map_err(|error| LoadError::Control {
-                request: "client".to_owned(),
-                reason: error.to_string(),
-            })?;
         Ok(Control {
             endpoint: endpoint.clone(),
-            client,
         })
     }
 
@@ -246,6 +251,70 @@ impl Control {
         })
     }
 
+    /// Sends any control request and returns its answer, whatever its status.
+    ///
+    /// # Errors
+    /// The request cannot be made or its answer cannot be read.
+    pub async fn exchange(
+        &self,
+        method: Method,
+        route: &str,
+        body: Option<&Value>,
+    ) -> Result<Exchange, LoadError> {
+        self.send(method, route, body).await
+    }
+
+    async fn send(
+        &self,
+        method: Method,
+        route: &str,
+        body: Option<&impl Serialize>,
+    ) -> Result<Exchange, LoadError> {
+        let name = format!("{method} {}", self.endpoint.path(route));
+        let failed = |reason: String| LoadError::Control {
+            request: name.clone(),
+            reason,
+        };
+        let body = body.map(serde_json::to_vec).transpose();
+        let body = body.map_err(|error| failed(error.to_string()))?;
+        let exchange = self.exchanged(method, route, body.unwrap_or_default().into());
+        match tokio::time::timeout(REQUEST_LIMIT.to_duration(), exchange).await {
+            Ok(answer) => answer.map_err(failed),
+            Err(_) => Err(failed(format!("no answer in {REQUEST_LIMIT}"))),
+        }
+    }
+
+    /// One request on a new connection, to the end of its answer.
+    async fn exchanged(
+        &self,
+        method: Method,
+        route: &str,
+        body: Bytes,
+    ) -> Result<Exchange, String> {
+        let opened = Conn::open(&self.endpoint).await;
+        let mut conn = opened.map_err(|failure| format!("cannot connect: {}", failure.message))?;
+        let built = request(&self.endpoint, method, route, "*/*", body);
+        let sent = conn.send(built.map_err(|error| error.to_string())?).await;
+        let response = sent.map_err(|failure| match failure {
+            SendFailure::Unsent(_) => "the server hung up".to_owned(),
+            SendFailure::Broken(error) => chain(&error),
+        })?;
+        let (head, mut rest) = response.into_parts();
+        let mut body = BytesMut::new();
+        while let Some(chunk) = conn.chunk(&mut rest).await {
+            body.extend_from_slice(&chunk.map_err(|error| chain(&error))?);
+        }
+        let text = |(name, value): (&HeaderName, &HeaderValue)| {
+            let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
+            (name.as_str().to_owned(), value)
+        };
+        Ok(Exchange {
+            status: head.status.as_u16(),
+            headers: head.headers.iter().map(text).collect(),
+            body: String::from_utf8_lossy(&body).into_owned(),
+        })
+    }
+
     /// The body of a successful answer.
     async fn call(
         &self,
@@ -254,32 +323,20 @@ impl Control {
         body: Option<&impl Serialize>,
     ) -> Result<String, LoadError> {
         let request = format!("{method} {}", self.endpoint.path(route));
-        let failed = |error: reqwest::Error| LoadError::Control {
-            request: request.clone(),
-            reason: causes(&error),
-        };
-        let mut builder: RequestBuilder = self.client.request(method, self.endpoint.url(route));
-        if let Some(key) = self.endpoint.api_key() {
-            builder = builder.bearer_auth(key);
-        }
-        if let Some(body) = body {
-            builder = builder.json(body);
-        }
-        let response = builder.send().await.map_err(failed)?;
-        let status = response.status();
-        let text = response.text().await.map_err(failed)?;
-        if status.is_success() {
+        let answer = self.send(method, route, body).await?;
+        let (status, text) = (answer.status, answer.body);
+        if (200..300).contains(&status) {
             return Ok(text);
         }
         // A 404 that has an error body speaks of a model, not of the route.
-        let routeless = status == StatusCode::NOT_FOUND && !text.contains("\"error\"");
-        if routeless || status == StatusCode::METHOD_NOT_ALLOWED {
+        let routeless = status == 404 && !text.contains("\"error\"");
+        if routeless || status == 405 {
             return Err(LoadError::Unsupported { request });
         }
         let message = error_text(&text);
         Err(LoadError::Status {
             request,
-            status: status.as_u16(),
+            status,
             message,
         })
     }
@@ -287,14 +344,3 @@ impl Control {
 
 /// No request body.
 const NO_BODY: Option<&Value> = None;
-
-/// An error with its causes: the outermost one alone says only that sending failed.
-fn causes(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
-}

@@ -1,6 +1,10 @@
 //! Why a run cannot be made. (Why one request failed is a row, not an error.)
 
+use pb_contract::FailKind;
+
+use crate::connect::ConnectFailure;
 use crate::driver::PlanError;
+use crate::endpoint::Endpoint;
 
 /// A run or a control request that cannot be made.
 #[derive(Debug, thiserror::Error)]
@@ -13,9 +17,30 @@ pub enum LoadError {
         /// What is wrong with it and what to write.
         reason: String,
     },
+    /// A header that HTTP does not allow.
+    #[error("header {name:?}: {reason}")]
+    Header {
+        /// Its name as given.
+        name: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The system allows fewer open files than the run needs connections.
+    #[error(
+        "the run needs {needed} file descriptors and may have {limit}: raise the limit \
+         (`ulimit -n`) or use fewer connections"
+    )]
+    Descriptors {
+        /// Connections, open files and some spare ones.
+        needed: u64,
+        /// The limit, already raised as far as it goes.
+        limit: u64,
+    },
     /// The target does not answer.
-    #[error("cannot connect to {address}: {reason}")]
+    #[error("cannot connect: {reason}")]
     Connect {
+        /// Which part of connecting failed.
+        kind: FailKind,
         /// Host and port.
         address: String,
         /// The system's words.
@@ -66,4 +91,15 @@ pub enum LoadError {
         /// Why not.
         source: std::io::Error,
     },
+}
+
+impl LoadError {
+    /// A connection that could not be made before a run.
+    pub(crate) fn connect(endpoint: &Endpoint, failure: ConnectFailure) -> LoadError {
+        LoadError::Connect {
+            kind: failure.kind,
+            address: endpoint.authority(),
+            reason: failure.message,
+        }
+    }
 }

@@ -13,8 +13,9 @@
 use pb_contract::wire::Usage;
 use pb_contract::{FailKind, Nanos};
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
+use crate::body::{ChoiceBody, EventBody};
+use crate::error_body::error_text;
 use crate::sse::{SseEvent, SseParser};
 
 /// Where the number of tokens of an event came from, best evidence first.
@@ -58,6 +59,10 @@ pub struct StreamOutcome {
     pub finish_reason: Option<String>,
     /// The server's own counts.
     pub usage: Option<Usage>,
+    /// Prompt tokens from the cache as llama.cpp's `timings` give them.
+    pub timings_cache_tokens: Option<u32>,
+    /// The answer's text, reasoning and tool calls left out; kept only when it was asked for.
+    pub text: String,
     /// `[DONE]` was seen.
     pub done: bool,
     /// Why the stream is not a success.
@@ -68,6 +73,14 @@ impl StreamOutcome {
     /// First event with content.
     pub fn first_token(&self) -> Option<Nanos> {
         self.content.first().map(|event| event.at)
+    }
+
+    /// Prompt tokens that came from the server's cache, when it says so in any way.
+    pub fn cached_tokens(&self) -> Option<u32> {
+        let details = self.usage.and_then(|usage| usage.prompt_tokens_details);
+        details
+            .and_then(|details| details.cached_tokens)
+            .or(self.timings_cache_tokens)
     }
 
     /// Last event with content.
@@ -95,14 +108,17 @@ impl StreamReading {
         }
     }
 
+    /// Keeps the text of the answer, which the next turn of a conversation needs.
+    pub fn keeping_text(mut self) -> Self {
+        self.state.keep_text = true;
+        self
+    }
+
     /// Takes bytes of the response body that arrived at `at`.
     pub fn bytes(&mut self, at: Nanos, bytes: &[u8]) {
         self.bytes += bytes.len() as u64;
         let state = &mut self.state;
-        if let Err(error) = self
-            .parser
-            .feed(bytes, &mut |event| state.event(at, &event))
-        {
+        if let Err(error) = self.parser.feed(bytes, &mut |event| state.event(at, event)) {
             state.fail(FailKind::Protocol, error.to_string());
         }
     }
@@ -166,6 +182,7 @@ struct Interpreter {
     /// Tokens counted so far by any rule, so that a usage that comes only with the last event
     /// adds what the events before it did not show, not the whole output again.
     counted: u32,
+    keep_text: bool,
 }
 
 impl Interpreter {
@@ -184,41 +201,49 @@ impl Interpreter {
         if event.event == "error" {
             return self.fail(FailKind::InBandError, error_text(&event.data));
         }
-        match serde_json::from_str::<Value>(&event.data) {
-            Ok(Value::Object(body)) if body.get("error").is_some_and(|error| !error.is_null()) => {
+        // A list would fill the fields in order.
+        if !event.data.trim_start().starts_with('{') {
+            let start: String = event.data.chars().take(80).collect();
+            let message = format!("an event is not a JSON object: {start:?}");
+            return self.fail(FailKind::Protocol, message);
+        }
+        match serde_json::from_str::<EventBody<'_>>(&event.data) {
+            Ok(body) if body.error.is_present() => {
                 self.fail(FailKind::InBandError, error_text(&event.data));
             }
-            Ok(Value::Object(body)) => self.body(at, &Value::Object(body)),
-            Ok(_) => self.fail(
-                FailKind::Protocol,
-                "an event is not a JSON object".to_owned(),
-            ),
+            Ok(body) => self.body(at, &body),
             Err(error) => {
                 self.fail(FailKind::Protocol, format!("an event is not JSON: {error}"));
             }
         }
     }
 
-    fn body(&mut self, at: Nanos, body: &Value) {
-        let usage = body
-            .get("usage")
-            .and_then(|usage| Usage::deserialize(usage).ok());
-        let choices = body
-            .get("choices")
-            .and_then(Value::as_array)
-            .map_or(&[][..], Vec::as_slice);
+    fn body(&mut self, at: Nanos, body: &EventBody<'_>) {
+        let said = body.usage.is_object().then_some(&body.usage);
+        let usage = said.and_then(|usage| Usage::deserialize(usage).ok());
+        let choices = &body.choices.0;
         if !choices.is_empty() {
-            let read: Vec<Choice> = choices.iter().map(Choice::read).collect();
+            let read: Vec<Choice<'_>> = choices
+                .iter()
+                .map(|choice| Choice::read(&choice.0))
+                .collect();
             self.choices(at, &read, usage.as_ref());
         }
         if usage.is_some() {
             self.outcome.usage = usage;
+        }
+        if let Some(cached) = body.timings.get("cache_n").and_then(|value| value.as_u64()) {
+            self.outcome.timings_cache_tokens = u32::try_from(cached).ok();
         }
     }
 
     fn choices(&mut self, at: Nanos, choices: &[Choice<'_>], usage: Option<&Usage>) {
         for reason in choices.iter().filter_map(|choice| choice.finish_reason) {
             self.outcome.finish_reason = Some(reason.to_owned());
+        }
+        if self.keep_text {
+            let texts = choices.iter().filter_map(|choice| choice.text);
+            self.outcome.text.extend(texts);
         }
         let has_content = choices.iter().any(Choice::has_content);
         let (tokens, rule) = self.count(choices, usage);
@@ -237,7 +262,7 @@ impl Interpreter {
                 self.outcome.streamed_tokens += self.pending;
                 self.pending = 0;
             }
-            if choices.iter().any(|choice| choice.output) {
+            if choices.iter().any(Choice::has_output) {
                 self.outcome.first_output.get_or_insert(at);
             }
         }
@@ -279,9 +304,8 @@ impl Interpreter {
 /// What one choice of an event says.
 #[derive(Debug)]
 struct Choice<'a> {
-    /// Text or tool-call arguments.
-    output: bool,
-    /// Reasoning.
+    text: Option<&'a str>,
+    tool_call: bool,
     reasoning: bool,
     token_ids: Option<u32>,
     logprobs: Option<u32>,
@@ -289,51 +313,29 @@ struct Choice<'a> {
 }
 
 impl<'a> Choice<'a> {
-    fn read(choice: &'a Value) -> Self {
-        let text = |value: Option<&Value>| {
-            value
-                .and_then(Value::as_str)
-                .is_some_and(|text| !text.is_empty())
-        };
-        let delta = choice.get("delta").unwrap_or(&Value::Null);
-        let calls = delta.get("tool_calls").and_then(Value::as_array);
-        let called = calls.is_some_and(|calls| {
-            calls.iter().any(|call| {
-                let function = call.get("function").unwrap_or(&Value::Null);
-                text(function.get("arguments")) || text(function.get("name"))
-            })
+    fn read(choice: &'a ChoiceBody<'_>) -> Self {
+        let (delta, logprobs) = (&choice.delta.0, &choice.logprobs.0);
+        let tool_call = delta.tool_calls.0.iter().any(|call| {
+            let function = &call.0.function.0;
+            function.arguments.text().is_some() || function.name.text().is_some()
         });
-        let length = |value: Option<&Value>| {
-            value
-                .and_then(Value::as_array)
-                .map(|list| list.len() as u32)
-        };
-        let logprobs = choice.get("logprobs").unwrap_or(&Value::Null);
+        let reasoning = delta.reasoning.text().or(delta.reasoning_content.text());
         Choice {
-            output: text(choice.get("text")) || text(delta.get("content")) || called,
-            reasoning: text(delta.get("reasoning")) || text(delta.get("reasoning_content")),
-            token_ids: length(choice.get("token_ids")),
-            logprobs: length(logprobs.get("tokens")).or_else(|| length(logprobs.get("content"))),
-            finish_reason: choice.get("finish_reason").and_then(Value::as_str),
+            text: choice.text.text().or(delta.content.text()),
+            tool_call,
+            reasoning: reasoning.is_some(),
+            token_ids: choice.token_ids.length(),
+            logprobs: logprobs.tokens.length().or(logprobs.content.length()),
+            finish_reason: choice.finish_reason.text(),
         }
     }
 
-    fn has_content(&self) -> bool {
-        self.output || self.reasoning || self.token_ids.is_some_and(|count| count > 0)
+    /// Text or a tool call.
+    fn has_output(&self) -> bool {
+        self.text.is_some() || self.tool_call
     }
-}
 
-/// The message of an error body, whatever its shape: `{"error": {"message": ..}}`,
-/// `{"error": ".."}`, `{"message": ..}`, else the text itself, cut to 500 characters.
-pub fn error_text(body: &str) -> String {
-    let value: Value = serde_json::from_str(body).unwrap_or(Value::Null);
-    let error = value.get("error").unwrap_or(&value);
-    let message = error.get("message").unwrap_or(error).as_str();
-    let detail = value.get("detail").and_then(Value::as_str);
-    message
-        .or(detail)
-        .unwrap_or(body)
-        .chars()
-        .take(500)
-        .collect()
+    fn has_content(&self) -> bool {
+        self.has_output() || self.reasoning || self.token_ids.is_some_and(|count| count > 0)
+    }
 }

@@ -1,118 +1,40 @@
-//! Connections that know when their bytes came and went.
+//! Connections that are read by the task that waits for them.
 //!
 //! The connection is polled by the very task that reads the response, not by one of its own: a
 //! byte is stamped in the read that returned it and reaches the parser in the same wake-up, with
 //! no scheduler in between. Connections are made before the run, kept, and never shared by two
-//! requests at once. A request is never sent twice.
+//! requests at once, over HTTP/2 neither. A request is never sent twice.
 
 use std::future::{Future, poll_fn};
-use std::io;
 use std::pin::{Pin, pin};
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::client::conn::http1::{self, SendRequest};
+use hyper::client::conn::{http1, http2};
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Method, Request, Response};
 use hyper_util::rt::TokioIo;
-use pb_contract::{Clock, FailKind, Nanos, WallClock};
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use pb_contract::{FailKind, Nanos};
 
-use crate::endpoint::Endpoint;
+use crate::connect::{ConnectFailure, ConnectTimes, Connector, Socket};
+use crate::endpoint::{Endpoint, HttpVersion};
+use crate::stamps::Stamps;
 
 /// Body of a request.
 pub(crate) type Body = Full<Bytes>;
 
-type Io = http1::Connection<TokioIo<Stamped>, Body>;
+/// Work without a result.
+type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Instants of a connection; zero means that it has not happened.
-#[derive(Debug, Default)]
-struct Marks {
-    first_write_ns: AtomicU64,
-    last_read_ns: AtomicU64,
-}
+/// Bytes that an HTTP/2 server may send ahead: more than any event, so that flow control never
+/// holds a token back.
+const HTTP2_WINDOW_BYTES: u32 = 64 << 20;
 
-/// A socket that stamps its reads and the first write after a reset.
-#[derive(Debug)]
-struct Stamped {
-    socket: TcpStream,
-    marks: Arc<Marks>,
-}
-
-impl AsyncRead for Stamped {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        let before = buf.filled().len();
-        let result = Pin::new(&mut self.socket).poll_read(cx, buf);
-        if buf.filled().len() > before {
-            self.marks
-                .last_read_ns
-                .store(WallClock.now().0, Ordering::Relaxed);
-        }
-        result
-    }
-}
-
-impl Stamped {
-    /// Runs a write and stamps its beginning when it is the first that succeeds.
-    fn write(
-        &mut self,
-        write: impl FnOnce(Pin<&mut TcpStream>) -> Poll<io::Result<usize>>,
-    ) -> Poll<io::Result<usize>> {
-        let pending = self.marks.first_write_ns.load(Ordering::Relaxed) == 0;
-        let before = if pending { WallClock.now().0 } else { 0 };
-        let result = write(Pin::new(&mut self.socket));
-        if pending && matches!(result, Poll::Ready(Ok(count)) if count > 0) {
-            self.marks.first_write_ns.store(before, Ordering::Relaxed);
-        }
-        result
-    }
-}
-
-impl AsyncWrite for Stamped {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buf: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.write(|socket| socket.poll_write(cx, buf))
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bufs: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        self.write(|socket| socket.poll_write_vectored(cx, bufs))
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.socket.is_write_vectored()
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_shutdown(cx)
-    }
-}
-
-/// A connection that could not be made.
-#[derive(Debug)]
-pub(crate) struct ConnectFailure {
-    pub(crate) kind: FailKind,
-    pub(crate) message: String,
-}
+/// Connections made at the same time before a run.
+const CONNECT_AT_ONCE: usize = 32;
 
 /// A request that got no response head.
 #[derive(Debug)]
@@ -123,50 +45,62 @@ pub(crate) enum SendFailure {
     Broken(hyper::Error),
 }
 
-/// One connection.
 #[derive(Debug)]
+enum Sender {
+    Http1(http1::SendRequest<Body>),
+    Http2(http2::SendRequest<Body>),
+}
+
+/// One connection.
 pub(crate) struct Conn {
-    sender: SendRequest<Body>,
+    sender: Sender,
     /// The connection's own work; `None` once it is closed.
-    io: Option<Pin<Box<Io>>>,
-    marks: Arc<Marks>,
+    io: Option<Work>,
+    stamps: Arc<Stamps>,
+}
+
+impl std::fmt::Debug for Conn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Conn")
+            .field("sender", &self.sender)
+            .field("is_open", &self.io.is_some())
+            .finish_non_exhaustive()
+    }
 }
 
 impl Conn {
-    /// Connects, without Nagle's delay.
+    /// Connects to an endpoint that has no pool.
     pub(crate) async fn open(endpoint: &Endpoint) -> Result<Conn, ConnectFailure> {
-        let failure = |error: &dyn std::fmt::Display, port_exhausted| ConnectFailure {
-            kind: if port_exhausted {
-                FailKind::ClientPortExhausted
-            } else {
-                FailKind::Connect
-            },
-            message: format!("{}: {error}", endpoint.authority()),
-        };
-        let socket = TcpStream::connect(endpoint.address())
+        Conn::over(&Connector::new(endpoint).await?).await
+    }
+
+    /// Connects.
+    async fn over(connector: &Connector) -> Result<Conn, ConnectFailure> {
+        let socket = connector.open().await?;
+        let stamps = socket.stamps();
+        let (sender, io) = handshake(socket, connector.endpoint().http_version())
             .await
-            .map_err(|error| failure(&error, error.kind() == io::ErrorKind::AddrNotAvailable))?;
-        socket
-            .set_nodelay(true)
-            .map_err(|error| failure(&error, false))?;
-        let marks = Arc::new(Marks::default());
-        let stamped = Stamped {
-            socket,
-            marks: Arc::clone(&marks),
-        };
-        let (sender, io) = http1::handshake(TokioIo::new(stamped))
-            .await
-            .map_err(|error| failure(&error, false))?;
-        Ok(Conn {
-            sender,
-            io: Some(Box::pin(io)),
-            marks,
-        })
+            .map_err(|error| {
+                let authority = connector.endpoint().authority();
+                ConnectFailure::new(FailKind::Connect, format!("{authority}: {error}"))
+            })?;
+        let io = Some(io);
+        Ok(Conn { sender, io, stamps })
     }
 
     /// Whether a request can be sent: lets the connection notice that its peer has hung up.
     async fn ready(&mut self) -> bool {
-        drive(&mut self.io, self.sender.ready()).await.is_ok() && self.io.is_some()
+        // Polled once at least, which reads what has come while nobody looked.
+        poll_fn(|cx| {
+            advance(&mut self.io, cx);
+            Poll::Ready(())
+        })
+        .await;
+        let ready = match &mut self.sender {
+            Sender::Http1(sender) => drive(&mut self.io, sender.ready()).await,
+            Sender::Http2(sender) => drive(&mut self.io, sender.ready()).await,
+        };
+        ready.is_ok() && self.io.is_some()
     }
 
     /// Sends a request and waits for the response head.
@@ -174,14 +108,15 @@ impl Conn {
         &mut self,
         request: Request<Body>,
     ) -> Result<Response<Incoming>, SendFailure> {
-        self.marks.first_write_ns.store(0, Ordering::Relaxed);
-        let sent = self.sender.try_send_request(request);
-        drive(&mut self.io, sent)
-            .await
-            .map_err(|mut error| match error.take_message() {
-                Some(request) => SendFailure::Unsent(Box::new(request)),
-                None => SendFailure::Broken(error.into_error()),
-            })
+        self.stamps.begin();
+        let sent = match &mut self.sender {
+            Sender::Http1(sender) => drive(&mut self.io, sender.try_send_request(request)).await,
+            Sender::Http2(sender) => drive(&mut self.io, sender.try_send_request(request)).await,
+        };
+        sent.map_err(|mut error| match error.take_message() {
+            Some(request) => SendFailure::Unsent(Box::new(request)),
+            None => SendFailure::Broken(error.into_error()),
+        })
     }
 
     /// The next bytes of a response body; `None` at its end.
@@ -201,28 +136,96 @@ impl Conn {
 
     /// When the first byte of the current request was written.
     pub(crate) fn sent_at(&self) -> Option<Nanos> {
-        let at = self.marks.first_write_ns.load(Ordering::Relaxed);
-        (at > 0).then_some(Nanos(at))
+        self.stamps.first_write()
     }
 
     /// When the last bytes were read.
     pub(crate) fn read_at(&self) -> Nanos {
-        Nanos(self.marks.last_read_ns.load(Ordering::Relaxed))
+        self.stamps.last_read()
+    }
+}
+
+async fn handshake(socket: Socket, version: HttpVersion) -> hyper::Result<(Sender, Work)> {
+    let io = TokioIo::new(socket);
+    match version {
+        HttpVersion::Http1 => {
+            let (sender, connection) = http1::handshake(io).await?;
+            // An error of the connection reaches the request through their channel.
+            let work = async move { drop(connection.await) };
+            Ok((Sender::Http1(sender), Box::pin(work)))
+        }
+        HttpVersion::Http2 => {
+            let tasks = Tasks::default();
+            let (sender, connection) = http2::Builder::new(tasks.clone())
+                .initial_stream_window_size(HTTP2_WINDOW_BYTES)
+                .initial_connection_window_size(HTTP2_WINDOW_BYTES)
+                .handshake(io)
+                .await?;
+            let connection: Work = Box::pin(async move { drop(connection.await) });
+            Ok((Sender::Http2(sender), Box::pin(tasks.run_with(connection))))
+        }
+    }
+}
+
+/// The parts of an HTTP/2 connection. The library would hand them to the runtime as tasks; here
+/// they stay together and are polled by whoever reads the connection.
+#[derive(Clone, Default)]
+struct Tasks {
+    added: Arc<Mutex<Vec<Work>>>,
+}
+
+impl Tasks {
+    fn list(&self) -> MutexGuard<'_, Vec<Work>> {
+        self.added.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All parts, run to their ends. The list is emptied at once and whenever it grows, because
+    /// a part in it would keep itself alive.
+    fn run_with(self, first: Work) -> impl Future<Output = ()> + Send {
+        let mut running = std::mem::take(&mut *self.list());
+        running.push(first);
+        poll_fn(move |cx| {
+            loop {
+                running.retain_mut(|work| work.as_mut().poll(cx).is_pending());
+                let mut added = self.list();
+                if added.is_empty() {
+                    break;
+                }
+                running.append(&mut added);
+            }
+            if running.is_empty() {
+                Poll::Ready(())
+            } else {
+                Poll::Pending
+            }
+        })
+    }
+}
+
+impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
+    fn execute(&self, future: F) {
+        self.list().push(Box::pin(future));
+    }
+}
+
+/// Lets a connection read and write what it can.
+fn advance(io: &mut Option<Work>, cx: &mut Context<'_>) {
+    if let Some(work) = io
+        && work.as_mut().poll(cx).is_ready()
+    {
+        *io = None;
     }
 }
 
 /// Polls a connection and what waits for it in one task.
-async fn drive<F: Future>(io: &mut Option<Pin<Box<Io>>>, future: F) -> F::Output {
+async fn drive<F: Future>(io: &mut Option<Work>, future: F) -> F::Output {
     let mut future = pin!(future);
     poll_fn(|cx| {
-        // The connection first: it reads what the future waits for. An error of the connection
-        // reaches the future through their channel.
-        if io
-            .as_mut()
-            .is_some_and(|io| io.as_mut().poll(cx).is_ready())
-        {
-            *io = None;
+        // First what an earlier read has left, whose stamp another read would overwrite.
+        if let Poll::Ready(output) = future.as_mut().poll(cx) {
+            return Poll::Ready(output);
         }
+        advance(io, cx);
         future.as_mut().poll(cx)
     })
     .await
@@ -231,36 +234,52 @@ async fn drive<F: Future>(io: &mut Option<Pin<Box<Io>>>, future: F) -> F::Output
 /// Idle connections to one endpoint.
 #[derive(Debug)]
 pub(crate) struct Pool {
-    endpoint: Endpoint,
+    connector: Arc<Connector>,
     idle: Mutex<Vec<Conn>>,
 }
 
 impl Pool {
-    pub(crate) fn new(endpoint: Endpoint) -> Pool {
-        Pool {
-            endpoint,
+    /// A pool without connections; the name is resolved here.
+    pub(crate) async fn new(endpoint: &Endpoint) -> Result<Pool, ConnectFailure> {
+        Ok(Pool {
+            connector: Arc::new(Connector::new(endpoint).await?),
             idle: Mutex::new(Vec::new()),
-        }
+        })
     }
 
     pub(crate) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+        self.connector.endpoint()
     }
 
-    /// Makes `count` connections ahead of time.
+    /// How long the connections took so far.
+    pub(crate) fn times(&self) -> ConnectTimes {
+        self.connector.times()
+    }
+
+    /// Makes `count` connections ahead of time, several at once.
     pub(crate) async fn preconnect(&self, count: usize) -> Result<(), ConnectFailure> {
-        for _ in 0..count {
-            let conn = Conn::open(&self.endpoint).await?;
-            self.idle().push(conn);
+        let mut opening = tokio::task::JoinSet::new();
+        let mut begun = 0;
+        loop {
+            while begun < count && opening.len() < CONNECT_AT_ONCE {
+                let connector = Arc::clone(&self.connector);
+                opening.spawn(async move { Conn::over(&connector).await });
+                begun += 1;
+            }
+            let Some(opened) = opening.join_next().await else {
+                return Ok(());
+            };
+            // OK because the tasks are never aborted and connecting does not panic.
+            self.idle().push(opened.expect("connecting ends")?);
         }
-        Ok(())
     }
 
     /// A live idle connection, else a new one.
     pub(crate) async fn acquire(&self) -> Result<Conn, ConnectFailure> {
         loop {
             let Some(mut conn) = self.take_idle() else {
-                return Conn::open(&self.endpoint).await;
+                self.connector.during_request();
+                return Conn::over(&self.connector).await;
             };
             if conn.ready().await {
                 return Ok(conn);
@@ -292,14 +311,22 @@ pub(crate) fn request(
     accept: &str,
     body: Bytes,
 ) -> Result<Request<Body>, hyper::http::Error> {
-    let mut builder = Request::builder()
-        .method(method)
-        .uri(endpoint.path(route))
-        .header(HOST, endpoint.authority())
+    let builder = Request::builder().method(method);
+    let mut builder = match endpoint.http_version() {
+        HttpVersion::Http1 => builder
+            .uri(endpoint.path(route))
+            .header(HOST, endpoint.authority()),
+        HttpVersion::Http2 => builder.uri(endpoint.url(route)),
+    };
+    builder = builder
         .header(ACCEPT, accept)
         .header(CONTENT_TYPE, "application/json");
     if let Some(key) = endpoint.api_key() {
         builder = builder.header(AUTHORIZATION, format!("Bearer {key}"));
     }
-    builder.body(Full::new(body))
+    let mut request = builder.body(Full::new(body))?;
+    for (name, value) in endpoint.headers() {
+        request.headers_mut().insert(name, value.clone());
+    }
+    Ok(request)
 }

@@ -23,25 +23,34 @@
 //! assert_eq!(records[2].row.intended_ns, Nanos::from_millis(12));
 //! ```
 
+mod body;
+mod connect;
 pub mod control;
+mod descriptors;
 pub mod driver;
 pub mod endpoint;
 pub mod error;
+pub mod error_body;
 pub mod events;
 mod fuzz;
 mod http;
+mod payload;
 mod request;
 pub mod rows;
 pub mod schedule;
 pub mod shell_sim;
 pub mod shell_wall;
 pub mod sse;
+mod stamps;
 pub mod steps;
 mod timer_wall;
+mod wait;
 
+pub use connect::ConnectTimes;
 pub use control::{Control, Probe, ResetReport};
+pub use descriptors::ensure_descriptors;
 pub use driver::{Action, Driver, PlanError, SendOrder};
-pub use endpoint::Endpoint;
+pub use endpoint::{Endpoint, HttpVersion};
 pub use error::LoadError;
 pub use fuzz::fuzz_sse;
 pub use request::Limits;

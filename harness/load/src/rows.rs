@@ -68,14 +68,12 @@ pub fn finish_row(mut row: RequestRow, outcome: StreamOutcome, closed: Nanos) ->
     row.last_token_ns = outcome.last_token();
     row.closed_ns = Some(closed);
     row.streamed_tokens = outcome.streamed_tokens;
-    row.finish_reason = outcome.finish_reason;
+    row.cached_tokens = outcome.cached_tokens();
     if let Some(usage) = outcome.usage {
         row.prompt_tokens = Some(usage.prompt_tokens);
         row.completion_tokens = Some(usage.completion_tokens);
-        row.cached_tokens = usage
-            .prompt_tokens_details
-            .and_then(|details| details.cached_tokens);
     }
+    row.finish_reason = outcome.finish_reason;
     (row.fail, row.fail_message) = outcome.failure.unzip();
     row.status = status_of(row.fail);
     let tokens = outcome

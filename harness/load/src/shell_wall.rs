@@ -12,6 +12,8 @@ use pb_contract::{Clock, Nanos, WallClock};
 use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
+use crate::connect::ConnectTimes;
+use crate::descriptors::ensure_descriptors;
 use crate::driver::{Action, Driver};
 use crate::endpoint::Endpoint;
 use crate::error::LoadError;
@@ -81,6 +83,8 @@ pub struct RunSummary {
     pub closed_exhausted: bool,
     /// Connections made before the start.
     pub preconnected: usize,
+    /// How long the connections took.
+    pub connections: ConnectTimes,
     /// The run was stopped before its end.
     pub stopped: bool,
 }
@@ -89,7 +93,8 @@ pub struct RunSummary {
 /// ended; it runs between two sends, so it must be quick: hand the record to another thread.
 ///
 /// # Errors
-/// A plan that contradicts itself, or a target that cannot be connected to before the start.
+/// A plan that contradicts itself, a name that does not resolve, a target that cannot be connected
+/// to before the start, or too few file descriptors.
 pub async fn run_plan(
     plan: Plan,
     context: RunContext,
@@ -98,15 +103,14 @@ pub async fn run_plan(
     stop: StopSignal,
     emit: impl FnMut(Record),
 ) -> Result<RunSummary, LoadError> {
+    // What the plan will need for sure, unless the caller knows better.
     let streams: usize = plan.closed.iter().map(|part| part.streams).sum();
-    let preconnected = streams + plan.open.len().min(OPEN_LOOP_CONNECTIONS);
-    let pool = Arc::new(Pool::new(endpoint.clone()));
-    pool.preconnect(preconnected)
-        .await
-        .map_err(|failure| LoadError::Connect {
-            address: endpoint.authority(),
-            reason: failure.message,
-        })?;
+    let sure = streams + plan.open.len().min(OPEN_LOOP_CONNECTIONS);
+    let preconnected = endpoint.connections().unwrap_or(sure);
+    ensure_descriptors(preconnected.max(sure))?;
+    let unconnected = |failure| LoadError::connect(endpoint, failure);
+    let pool = Arc::new(Pool::new(endpoint).await.map_err(unconnected)?);
+    pool.preconnect(preconnected).await.map_err(unconnected)?;
     let timer = Timer::new().map_err(|source| LoadError::System {
         what: "cannot create a timer",
         source,
@@ -177,6 +181,7 @@ impl<E: FnMut(Record)> Shell<E> {
             (self.emit)(record);
         }
         self.summary.end_ns = WallClock.now();
+        self.summary.connections = self.carrier.pool.times();
         self.summary.closed_exhausted = self.driver.closed_exhausted();
         Ok(self.summary)
     }

@@ -13,7 +13,7 @@
 //! let mut parser = SseParser::new(1 << 20);
 //! let mut seen = Vec::new();
 //! for part in [&b"da"[..], b"ta:1\r", b"\n\r\nda"] {
-//!     parser.feed(part, &mut |event| seen.push(event.data)).unwrap();
+//!     parser.feed(part, &mut |event| seen.push(event.data.clone())).unwrap();
 //! }
 //! assert_eq!(seen, ["1"]);
 //! assert!(parser.has_partial());
@@ -21,6 +21,9 @@
 
 /// Largest event accepted unless told otherwise: 16 MiB.
 pub const DEFAULT_MAX_EVENT_BYTES: usize = 16 << 20;
+
+/// Buffers up to this size are kept for the next event.
+const KEPT_BYTES: usize = 64 << 10;
 
 /// One event.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,11 +59,9 @@ pub struct SseParser {
     after_cr: bool,
     /// No line has been parsed yet: a byte order mark may still come.
     at_start: bool,
-    data: String,
+    /// The event so far; its buffers are used again, so that an event costs no allocation.
+    event: SseEvent,
     has_data: bool,
-    event: String,
-    last_event_id: String,
-    error: Option<String>,
     retry_ms: Option<u64>,
     failed: bool,
 }
@@ -73,24 +74,21 @@ impl SseParser {
             line: Vec::new(),
             after_cr: false,
             at_start: true,
-            data: String::new(),
+            event: SseEvent::default(),
             has_data: false,
-            event: String::new(),
-            last_event_id: String::new(),
-            error: None,
             retry_ms: None,
             failed: false,
         }
     }
 
-    /// Parses the next bytes and hands every event that they complete to `sink`.
+    /// Parses the next bytes and lends every event that they complete to `sink`.
     ///
     /// # Errors
     /// An event that is too large; every later call fails too.
     pub fn feed(
         &mut self,
         mut bytes: &[u8],
-        sink: &mut impl FnMut(SseEvent),
+        sink: &mut impl FnMut(&SseEvent),
     ) -> Result<(), SseError> {
         while !self.failed && !bytes.is_empty() {
             if self.after_cr {
@@ -100,9 +98,7 @@ impl SseParser {
                     continue;
                 }
             }
-            let end = bytes
-                .iter()
-                .position(|&byte| byte == b'\n' || byte == b'\r');
+            let end = memchr::memchr2(b'\n', b'\r', bytes);
             let Some(end) = end else {
                 self.extend_line(bytes);
                 break;
@@ -126,7 +122,7 @@ impl SseParser {
     /// Whether the stream so far ends inside an event. At the end of a stream such an event is
     /// dropped, as the specification says; a stream that was cut shows by it.
     pub fn has_partial(&self) -> bool {
-        !self.line.is_empty() || self.has_data || self.error.is_some()
+        !self.line.is_empty() || self.has_data || self.event.error.is_some()
     }
 
     /// The reconnection time that the server asked for, in milliseconds.
@@ -135,7 +131,8 @@ impl SseParser {
     }
 
     fn extend_line(&mut self, bytes: &[u8]) {
-        let held = self.line.len() + self.data.len() + self.error.as_ref().map_or(0, String::len);
+        let error_bytes = self.event.error.as_ref().map_or(0, String::len);
+        let held = self.line.len() + self.event.data.len() + error_bytes;
         if held + bytes.len() > self.limit_bytes {
             self.failed = true;
             return;
@@ -143,7 +140,7 @@ impl SseParser {
         self.line.extend_from_slice(bytes);
     }
 
-    fn end_line(&mut self, sink: &mut impl FnMut(SseEvent)) {
+    fn end_line(&mut self, sink: &mut impl FnMut(&SseEvent)) {
         let line = std::mem::take(&mut self.line);
         let mut bytes = line.as_slice();
         if std::mem::take(&mut self.at_start) {
@@ -153,32 +150,41 @@ impl SseParser {
             self.dispatch(sink);
         } else {
             // The line is whole, so a character that was split between reads is whole too.
-            let text = String::from_utf8_lossy(bytes);
-            let (name, value) = text.split_once(':').unwrap_or((&text, ""));
-            self.field(name, value.strip_prefix(' ').unwrap_or(value));
+            match std::str::from_utf8(bytes) {
+                Ok(text) => self.whole_line(text),
+                Err(_) => self.whole_line(&String::from_utf8_lossy(bytes)),
+            }
         }
-        // The buffer is kept, so that a line costs no allocation.
-        self.line = line;
-        self.line.clear();
+        // The buffer is kept, so that a line costs no allocation, unless it is a huge one.
+        if line.capacity() <= KEPT_BYTES {
+            self.line = line;
+            self.line.clear();
+        }
+    }
+
+    fn whole_line(&mut self, text: &str) {
+        let (name, value) = text.split_once(':').unwrap_or((text, ""));
+        self.field(name, value.strip_prefix(' ').unwrap_or(value));
     }
 
     /// A comment is a line with an empty field name, which is no field we know.
     fn field(&mut self, name: &str, value: &str) {
+        let event = &mut self.event;
         match name {
             "data" => {
                 if self.has_data {
-                    self.data.push('\n');
+                    event.data.push('\n');
                 }
-                self.data.push_str(value);
+                event.data.push_str(value);
                 self.has_data = true;
             }
-            "event" => value.clone_into(&mut self.event),
-            "id" if !value.contains('\0') => value.clone_into(&mut self.last_event_id),
+            "event" => value.clone_into(&mut event.event),
+            "id" if !value.contains('\0') => value.clone_into(&mut event.last_event_id),
             "retry" if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) => {
                 self.retry_ms = value.parse().ok().or(self.retry_ms);
             }
             "error" => {
-                let error = self.error.get_or_insert_default();
+                let error = event.error.get_or_insert_default();
                 if !error.is_empty() {
                     error.push('\n');
                 }
@@ -188,20 +194,16 @@ impl SseParser {
         }
     }
 
-    fn dispatch(&mut self, sink: &mut impl FnMut(SseEvent)) {
-        let event = std::mem::take(&mut self.event);
-        let data = std::mem::take(&mut self.data);
+    fn dispatch(&mut self, sink: &mut impl FnMut(&SseEvent)) {
         let has_data = std::mem::take(&mut self.has_data);
-        let error = self.error.take();
         // The specification drops an event whose data buffer is empty, which a lone empty `data:`
         // line leaves it.
-        if (has_data && !data.is_empty()) || error.is_some() {
-            sink(SseEvent {
-                event,
-                data,
-                last_event_id: self.last_event_id.clone(),
-                error,
-            });
+        if (has_data && !self.event.data.is_empty()) || self.event.error.is_some() {
+            sink(&self.event);
         }
+        self.event.event.clear();
+        self.event.data.clear();
+        self.event.data.shrink_to(KEPT_BYTES);
+        self.event.error = None;
     }
 }

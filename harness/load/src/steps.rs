@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use crate::endpoint::Endpoint;
 use crate::error::LoadError;
-use crate::events::error_text;
+use crate::error_body::error_text;
 use crate::http::{Conn, SendFailure, request};
 use crate::shell_wall::{StopSignal, runtime};
 
@@ -24,6 +24,8 @@ const QUIET: Nanos = Nanos::from_millis(200);
 const ROUTE: &str = "/steps/stream";
 
 /// One line of the stream.
+// Items are handed on one by one and not kept, so their size costs nothing.
+#[allow(clippy::large_enum_variant)]
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum StepItem {
     /// A step.
@@ -68,10 +70,7 @@ pub async fn read_steps(
     };
     let mut conn = Conn::open(endpoint)
         .await
-        .map_err(|failure| LoadError::Connect {
-            address: endpoint.authority(),
-            reason: failure.message,
-        })?;
+        .map_err(|failure| LoadError::connect(endpoint, failure))?;
     let route = format!("{ROUTE}?from={from}");
     let built = request(
         endpoint,

@@ -4,10 +4,13 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use pb_contract::{
-    Buckets, Clock, EngineConfig, EngineEvent, EngineRequest, FinishReason, KvDtype, Numerics,
-    PrefixCacheKind, RequestId, StepRow, TokenId, TokenLogprobs,
+    Buckets, Clock, EngineConfig, EngineEvent, EngineRequest, FinishReason, KvDtype, Nanos,
+    Numerics, PrefixCacheKind, RequestId, StepRow, TokenId, TokenLogprobs,
 };
-use pb_server::{Core, CoreCounters, CoreFailure, CoreStep, Refusal};
+use pb_core::Counters;
+use pb_kv::CacheStats;
+use pb_server::{Core, CoreFailure, CoreStatus, CoreStep, Refusal};
+use pb_tiers::{TierKind, TierStats};
 
 /// What one request generates.
 #[derive(Clone, Default)]
@@ -38,7 +41,7 @@ pub(crate) fn tokens(tokens: &[TokenId]) -> Script {
 
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum Call {
-    Added(EngineRequest),
+    Added(Box<EngineRequest>),
     Aborted(RequestId),
     Finished(RequestId),
     Reset,
@@ -97,7 +100,7 @@ impl Stage {
     pub(crate) fn added(&self) -> Vec<EngineRequest> {
         let added = |call| {
             if let Call::Added(request) = call {
-                Some(request)
+                Some(*request)
             } else {
                 None
             }
@@ -152,7 +155,11 @@ pub(crate) struct FakeCore {
     stage: Arc<Stage>,
     live: Vec<Live>,
     steps: u64,
-    counters: CoreCounters,
+    pub(crate) counters: Counters,
+    pub(crate) cache: CacheStats,
+    pub(crate) tiers: Vec<(TierKind, TierStats)>,
+    /// What the server told before each step.
+    lock_waits: Vec<Nanos>,
 }
 
 impl FakeCore {
@@ -172,6 +179,9 @@ impl FakeCore {
             num_blocks: 1024,
             max_model_len: 8192,
             seed: 0,
+            scheduling: Default::default(),
+            cache: Default::default(),
+            tiers: Default::default(),
             fault: Default::default(),
         };
         FakeCore {
@@ -181,7 +191,10 @@ impl FakeCore {
             stage: Arc::clone(stage),
             live: Vec::new(),
             steps: 0,
-            counters: CoreCounters::default(),
+            counters: Counters::default(),
+            cache: CacheStats::default(),
+            tiers: Vec::new(),
+            lock_waits: Vec::new(),
         }
     }
 }
@@ -240,7 +253,7 @@ impl Core for FakeCore {
         self.counters.prompt_tokens += request.prompt.len() as u64;
         self.counters.queried_tokens += request.prompt.len() as u64;
         self.counters.hit_tokens += script.cached_tokens as u64;
-        self.stage.call(Call::Added(request.clone()));
+        self.stage.call(Call::Added(Box::new(request.clone())));
         self.live.push(Live {
             request,
             script,
@@ -296,6 +309,14 @@ impl Core for FakeCore {
             start_ns: clock.now(),
             decode_tokens: tokens as usize,
             running: self.live.len(),
+            // One entry for each step that has begun, this one included.
+            lock_wait_ns: self
+                .lock_waits
+                .get(self.steps as usize)
+                .copied()
+                .unwrap_or_default(),
+            plan_ns: Nanos(250_000_000),
+            prefill_gemm_ns: Nanos(500_000_000),
             ..StepRow::default()
         };
         self.steps += 1;
@@ -307,20 +328,29 @@ impl Core for FakeCore {
         self.live.is_empty()
     }
 
-    fn buckets(&self) -> Buckets {
+    fn set_lock_wait(&mut self, waited: Nanos) {
+        self.lock_waits.push(waited);
+    }
+
+    fn status(&self) -> CoreStatus {
         let active = 256 * self.live.len();
-        Buckets {
-            active,
-            reclaimable: 24,
-            free: self.config.num_blocks - 24 - active,
+        CoreStatus {
+            buckets: Buckets {
+                active,
+                reclaimable: 24,
+                free: self.config.num_blocks - 24 - active,
+            },
+            counters: Counters {
+                running: self.live.len(),
+                ..self.counters
+            },
+            cache: self.cache,
+            tiers: self.tiers.clone(),
         }
     }
 
-    fn counters(&self) -> CoreCounters {
-        CoreCounters {
-            running: self.live.len(),
-            ..self.counters
-        }
+    fn kv_pool_bytes(&self) -> usize {
+        1 << 20
     }
 
     fn config(&self) -> &EngineConfig {

@@ -1,7 +1,9 @@
 //! The server over real sockets, with a scripted core and a made-up vocabulary: what is tested
 //! here is the protocol, not a model.
 
+mod adapters;
 mod auth;
+mod choices;
 mod client;
 mod errors;
 mod fake_core;

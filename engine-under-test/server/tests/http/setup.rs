@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use pb_contract::WallClock;
-use pb_server::{Core, ModelAssets, ServeError, ServerOptions, serve};
+use pb_server::{Core, ModelAssets, ServeError, ServedAdapter, ServerOptions, serve};
 use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
@@ -32,8 +32,25 @@ pub(crate) async fn start(core: FakeCore, text: FakeText, options: ServerOptions
         text: Arc::new(text),
         root: "fake".to_owned(),
         receipt: json!({ "sha256": "00" }),
+        adapters: Vec::new(),
     };
     start_with(Box::new(core), assets, options).await
+}
+
+/// As `start`, with adapters of these names.
+pub(crate) async fn start_adapted(core: FakeCore, text: FakeText, names: &[&str]) -> Server {
+    let adapter = |name: &&str| ServedAdapter {
+        name: (*name).to_owned(),
+        root: format!("adapters/{name}"),
+        digest: "11".repeat(32),
+    };
+    let assets = ModelAssets {
+        text: Arc::new(text),
+        root: "fake".to_owned(),
+        receipt: json!({ "sha256": "00" }),
+        adapters: names.iter().map(adapter).collect(),
+    };
+    start_with(Box::new(core), assets, options()).await
 }
 
 pub(crate) async fn start_with(

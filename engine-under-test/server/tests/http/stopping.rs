@@ -76,6 +76,7 @@ async fn an_address_in_use_is_named_once_and_explained_by_its_source() {
         text: Arc::new(FakeText::new(&["x"])),
         root: String::new(),
         receipt: json!({}),
+        adapters: Vec::new(),
     };
     let core = Box::new(FakeCore::new(&Stage::new(None), |_| tokens(&[0])));
     let options = ServerOptions { port, ..options() };

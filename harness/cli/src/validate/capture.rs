@@ -8,8 +8,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::{Result, anyhow};
 use pb_contract::{
-    EngineConfig, EngineRequest, Fault, KvDtype, Nanos, Numerics, PrefixCacheKind, RequestId,
-    SamplingParams, TokenId, WallClock,
+    CacheOptions, EngineConfig, EngineRequest, Fault, KvDtype, Nanos, Numerics, PrefixCacheKind,
+    RequestId, SamplingParams, Scheduling, TierOptions, TokenId, WallClock,
 };
 use pb_core::{Engine, EngineParts, Executor, LogitTap, build_executor};
 use pb_model::forward::LogitRow;
@@ -128,6 +128,9 @@ impl Subject {
             num_blocks: 2 * max_model_len.div_ceil(BLOCK_SIZE),
             max_model_len,
             seed: 0,
+            scheduling: Scheduling::default(),
+            cache: CacheOptions::default(),
+            tiers: TierOptions::default(),
             fault,
         }
     }
@@ -146,7 +149,7 @@ impl Subject {
             .expect("the executor was lost to an earlier error");
         let config = self.config(prompt.len(), variant, fault);
         let mut engine =
-            Engine::new(config, self.parts.spec(), executor).map_err(|e| anyhow!(e))?;
+            Engine::new_under_test(config, self.parts.spec(), executor).map_err(|e| anyhow!(e))?;
         let runs = if variant == Variant::Cached { 2 } else { 1 };
         let rows = Arc::new(Mutex::new(Vec::new()));
         for run in 0..runs {
@@ -180,6 +183,9 @@ fn request(id: RequestId, prompt: &[TokenId]) -> EngineRequest {
             ..Default::default()
         },
         cache_salt: None,
+        adapter: None,
+        priority: 0,
+        fork_of: None,
         arrival: Nanos::ZERO,
     }
 }

@@ -2,8 +2,11 @@
 
 pub(crate) mod calc;
 pub(crate) mod completions;
+pub(crate) mod engine;
+pub(crate) mod mock;
 pub(crate) mod model;
 pub(crate) mod quickstart;
 pub(crate) mod report;
 pub(crate) mod serve;
+pub(crate) mod trace;
 pub(crate) mod validate;

@@ -1,45 +1,51 @@
 //! `prefillbench serve`: the engine behind the OpenAI-compatible interface.
 
+mod combinations;
+mod config;
+
 use std::io::{Read, Write};
+use std::path::Path;
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
-use pb_contract::{EngineConfig, Fault, KvDtype, Numerics, WallClock};
-use pb_core::EngineParts;
-use pb_model::forward::kv_bytes_per_token;
-use pb_server::{ModelAssets, ServerOptions, TokenizerText, serve};
+use pb_contract::WallClock;
+use pb_core::{Engine, EngineParts};
+use pb_model::config::LlamaConfig;
+use pb_model::lora::{AdapterSet, LoraAdapter};
+use pb_server::{ModelAssets, ServedAdapter, ServerOptions, TokenizerText, serve};
 use tokio::sync::watch;
 
+use self::config::ConfigFile;
 use super::quickstart::READY_PREFIX;
-use crate::args::{ServeArgs, Switch};
-use crate::machine;
-use crate::model_source::{self, Obtained};
+use crate::args::{LoraModule, ServeArgs};
+use crate::model_source;
 use crate::progress::Progress;
-
-/// Token budget of a step when chunking is on and none is given.
-const DEFAULT_BUDGET: usize = 512;
 
 /// Loads the model, starts the engine and serves until told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let api_key = api_key(args)?;
+    let file = config_file(args.config.as_deref())?;
     let progress = Progress::new();
     let obtained = model_source::obtain(&args.model, &progress)?;
-    let config = resolve(args, &obtained)?;
+    let model = &obtained.model.config;
+    let config = config::resolve(&args.engine, &file, model)?;
+    let name = args.served_model_name.as_ref().unwrap_or(&args.model);
+    let (adapters, served) = adapters(&args.lora_modules, model, name)?;
     progress.phase("preparing the weights");
     let identity = digest_bytes(&obtained.receipt.sha256);
-    let vocab = obtained.model.config.vocab;
-    let parts = EngineParts::new(Arc::new(obtained.model.weights), identity);
+    let vocab = model.vocab;
+    let parts = EngineParts {
+        adapters: Arc::new(adapters),
+        ..EngineParts::new(Arc::new(obtained.model.weights), identity)
+    };
     let engine = parts.build(config).map_err(|e| anyhow!(e))?;
     progress.clear();
-    let name = args
-        .served_model_name
-        .clone()
-        .unwrap_or_else(|| args.model.clone());
     let assets = ModelAssets {
         text: Arc::new(TokenizerText::new(obtained.model.tokenizer, vocab)),
         receipt: serde_json::to_value(&obtained.receipt)?,
         root: args.model.clone(),
+        adapters: served,
     };
     let options = ServerOptions {
         host: args.host,
@@ -49,7 +55,18 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         unix_at_start_s: jiff::Timestamp::now().as_second().max(0) as u64,
         ..ServerOptions::default()
     };
-    let until_stdin_closes = args.until_stdin_closes;
+    serve_until_stopped(engine, assets, options, args.until_stdin_closes)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Serves until the process is asked to stop.
+fn serve_until_stopped(
+    engine: Engine,
+    assets: ModelAssets,
+    options: ServerOptions,
+    until_stdin_closes: bool,
+) -> Result<()> {
+    let name = options.model_name.clone();
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(1)
         .enable_all()
@@ -77,64 +94,50 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     })?;
     // What is still computed after a second signal is of use to nobody.
     runtime.shutdown_background();
-    Ok(ExitCode::SUCCESS)
-}
-
-/// The configuration that the arguments ask for.
-fn resolve(args: &ServeArgs, obtained: &Obtained) -> Result<EngineConfig> {
-    let model = &obtained.model.config;
-    let numerics = Numerics::from(args.numerics);
-    let kv_dtype = match numerics {
-        Numerics::F64 => KvDtype::F64,
-        Numerics::Exact | Numerics::Fast => args.kv_dtype.into(),
-    };
-    let max_model_len = args.max_model_len.unwrap_or(model.max_position);
-    let block_bytes = kv_bytes_per_token(model, kv_dtype).saturating_mul(args.block_size);
-    let from_bytes = (args.kv_bytes.0 / block_bytes as u64) as usize;
-    let num_blocks = args.num_blocks.unwrap_or(from_bytes);
-    if num_blocks == 0 {
-        bail!(
-            "--kv-bytes {}: one block of {} tokens takes {block_bytes} bytes; raise --kv-bytes or \
-             lower --block-size",
-            args.kv_bytes.0,
-            args.block_size
-        );
-    }
-    check_memory(num_blocks.saturating_mul(block_bytes))?;
-    let chunked = args.chunked == Switch::On;
-    let budget = if chunked {
-        DEFAULT_BUDGET
-    } else {
-        max_model_len
-    };
-    Ok(EngineConfig {
-        numerics,
-        kv_dtype,
-        threads: args.threads.unwrap_or_else(machine::cores),
-        chunked,
-        max_batched_tokens: args.max_batched_tokens.unwrap_or(budget),
-        max_num_seqs: args.max_num_seqs,
-        prefix_cache: args.prefix_cache.into(),
-        block_size: args.block_size,
-        num_blocks,
-        max_model_len,
-        seed: args.seed,
-        fault: Fault::None,
-    })
-}
-
-/// Refuses a KV pool that this machine cannot hold: allocating it would end the process.
-fn check_memory(pool_bytes: usize) -> Result<()> {
-    let Some(available) = machine::available_bytes() else {
-        return Ok(());
-    };
-    if pool_bytes as u64 > available {
-        bail!(
-            "the KV pool would need {pool_bytes} bytes and {available} are available; lower \
-             --kv-bytes or --num-blocks"
-        );
-    }
     Ok(())
+}
+
+/// The keys of the file that `--config` names.
+fn config_file(path: Option<&Path>) -> Result<ConfigFile> {
+    let Some(path) = path else {
+        return Ok(ConfigFile::default());
+    };
+    let named = || format!("--config {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(named)?;
+    ConfigFile::parse(&text).with_context(named)
+}
+
+/// Loads the adapters, and says of each what clients may know.
+fn adapters(
+    modules: &[LoraModule],
+    model: &LlamaConfig,
+    model_name: &str,
+) -> Result<(AdapterSet, Vec<ServedAdapter>)> {
+    let mut loaded = Vec::new();
+    let mut served = Vec::new();
+    for LoraModule { name, dir } in modules {
+        if name == model_name {
+            bail!(
+                "--lora-modules {name}={}: the model itself has this name; choose another or set \
+                 --served-model-name",
+                dir.display()
+            );
+        }
+        let adapter = LoraAdapter::load(name, dir, model)
+            .with_context(|| format!("--lora-modules {name}={}", dir.display()))?;
+        served.push(ServedAdapter {
+            name: name.clone(),
+            root: dir.display().to_string(),
+            digest: adapter
+                .digest
+                .iter()
+                .map(|byte| format!("{byte:02x}"))
+                .collect(),
+        });
+        loaded.push(adapter);
+    }
+    let set = AdapterSet::new(loaded).context("--lora-modules")?;
+    Ok((set, served))
 }
 
 /// The key that clients must send, from the environment and nowhere else.

@@ -6,11 +6,9 @@ use pb_load::events::{CountRule, StreamOutcome, StreamReading};
 use pb_load::rows::{Record, RunContext, blank_row, finish_row};
 use pb_record::metrics::{Bundle, event_gaps, request_metrics, token_itl};
 
-use crate::recordings::body;
-
 const MS: u64 = 1_000_000;
 
-fn read(events: &[(u64, &str)]) -> StreamOutcome {
+pub(crate) fn read(events: &[(u64, &str)]) -> StreamOutcome {
     let mut reading = StreamReading::new(1 << 20);
     for (ms, text) in events {
         reading.bytes(Nanos::from_millis(*ms), format!("{text}\n\n").as_bytes());
@@ -18,11 +16,11 @@ fn read(events: &[(u64, &str)]) -> StreamOutcome {
     reading.end(None)
 }
 
-fn chat(delta: &str) -> String {
+pub(crate) fn chat(delta: &str) -> String {
     format!("data: {{\"choices\":[{{\"index\":0,\"delta\":{delta}}}]}}")
 }
 
-fn gaps(outcome: &StreamOutcome) -> Vec<u64> {
+pub(crate) fn gaps(outcome: &StreamOutcome) -> Vec<u64> {
     outcome
         .content
         .windows(2)
@@ -30,7 +28,7 @@ fn gaps(outcome: &StreamOutcome) -> Vec<u64> {
         .collect()
 }
 
-fn record(outcome: StreamOutcome, closed: Nanos) -> Record {
+pub(crate) fn record(outcome: StreamOutcome, closed: Nanos) -> Record {
     let body = pb_contract::plan::PlannedBody {
         class: "x".into(),
         prompt: vec![1],
@@ -207,65 +205,4 @@ fn an_event_above_the_limit_is_a_protocol_failure() {
         reading.abandon().failure.map(|(kind, _)| kind),
         Some(FailKind::Protocol)
     );
-}
-
-/// Prompt, output and cached tokens.
-type Counts = (u32, u32, Option<u32>);
-
-/// One recorded stream and what a reading of its bytes by hand gives.
-struct Expected {
-    name: &'static str,
-    content: usize,
-    streamed: u32,
-    rule: CountRule,
-    finish: Option<&'static str>,
-    usage: Option<Counts>,
-}
-
-#[rustfmt::skip]
-fn expectations() -> Vec<Expected> {
-    use CountRule::{ContinuousUsage as Usage, Logprobs, OnePerEvent};
-    let row = |name, content, streamed, rule, finish, usage| {
-        Expected { name, content, streamed, rule, finish, usage }
-    };
-    let (stop, length) = (Some("stop"), Some("length"));
-    vec![
-        row("vllm_chat_stream_usage", 28, 28, OnePerEvent, stop, Some((45, 29, Some(0)))),
-        row("vllm_chat_stream_plain", 12, 12, OnePerEvent, length, None),
-        row("vllm_completion_continuous_usage_stream", 8, 8, Usage, length, Some((5, 8, Some(0)))),
-        row("vllm_completion_stream_logprobs", 7, 8, Logprobs, length, Some((5, 8, Some(0)))),
-        row("vllm_max_tokens_1_stream", 1, 1, OnePerEvent, length, Some((5, 1, Some(0)))),
-        row("vllm_stop_string_stream", 13, 13, OnePerEvent, stop, Some((11, 14, Some(0)))),
-        row("llamacpp_chat_stream_usage", 40, 40, OnePerEvent, length, Some((45, 40, Some(0)))),
-        row("llamacpp_completion_stream_logprobs", 8, 8, Logprobs, length, Some((5, 8, Some(0)))),
-        row("llamacpp_max_tokens_1_stream", 1, 1, OnePerEvent, length, Some((5, 1, Some(4)))),
-        row("llamacpp_cut_by_client", 16, 16, OnePerEvent, None, None),
-    ]
-}
-
-#[test]
-fn recorded_streams_give_what_their_bytes_say() {
-    for expected in expectations() {
-        let name = expected.name;
-        let mut reading = StreamReading::new(1 << 20);
-        for (at, bytes) in body(name) {
-            reading.bytes(at, &bytes);
-        }
-        let outcome = reading.end(None);
-        assert_eq!(outcome.content.len(), expected.content, "{name}");
-        assert_eq!(outcome.streamed_tokens, expected.streamed, "{name}");
-        assert_eq!(outcome.count_rule, Some(expected.rule), "{name}");
-        assert_eq!(outcome.finish_reason.as_deref(), expected.finish, "{name}");
-        assert_eq!(outcome.done, expected.finish.is_some(), "{name}");
-        let usage: Option<Counts> = outcome.usage.map(|usage| {
-            let cached = usage
-                .prompt_tokens_details
-                .and_then(|details| details.cached_tokens);
-            (usage.prompt_tokens, usage.completion_tokens, cached)
-        });
-        assert_eq!(usage, expected.usage, "{name}");
-        let failure = outcome.failure.map(|(kind, _)| kind);
-        let expected_failure = expected.finish.is_none().then_some(FailKind::Truncated);
-        assert_eq!(failure, expected_failure, "{name}");
-    }
 }

@@ -3,10 +3,14 @@
 mod control;
 mod driver;
 mod events;
+mod failure_rows;
 mod recordings;
 mod refusals;
+mod replayed;
 mod schedule;
 mod script;
 mod sim;
 mod sse;
+mod stream_rows;
+mod transport;
 mod wall;

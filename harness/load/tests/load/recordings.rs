@@ -12,18 +12,39 @@ pub(crate) fn repository(path: &str) -> PathBuf {
         .join(path)
 }
 
-/// The body of a recorded response as `(arrival, bytes)`, its chunked encoding undone: a piece is
-/// what one chunk carried, stamped with the read that completed it.
-pub(crate) fn body(name: &str) -> Vec<(Nanos, Vec<u8>)> {
+/// A recorded response: its path and its bytes as they were read.
+pub(crate) struct Recorded {
+    pub(crate) path: String,
+    pub(crate) reads: Vec<(Nanos, Vec<u8>)>,
+}
+
+pub(crate) fn recorded(name: &str) -> Recorded {
     let path = repository("golden/streams").join(format!("{name}.json"));
     let text = std::fs::read_to_string(&path).unwrap();
     let recording: serde_json::Value = serde_json::from_str(&text).unwrap();
-    let (mut raw, mut pieces) = (Vec::new(), Vec::new());
-    let mut in_body = false;
-    for read in recording["reads"].as_array().unwrap() {
+    let read = |read: &serde_json::Value| {
         let at = Nanos((read[0].as_f64().unwrap() * 1e6).round() as u64);
         let bytes = base64::engine::general_purpose::STANDARD.decode(read[1].as_str().unwrap());
-        raw.extend(bytes.unwrap());
+        (at, bytes.unwrap())
+    };
+    Recorded {
+        path: recording["path"].as_str().unwrap().to_owned(),
+        reads: recording["reads"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(read)
+            .collect(),
+    }
+}
+
+/// The body of a recorded response as `(arrival, bytes)`, its chunked encoding undone: a piece is
+/// what one chunk carried, stamped with the read that completed it.
+pub(crate) fn body(name: &str) -> Vec<(Nanos, Vec<u8>)> {
+    let (mut raw, mut pieces) = (Vec::new(), Vec::new());
+    let mut in_body = false;
+    for (at, bytes) in recorded(name).reads {
+        raw.extend(bytes);
         if !in_body {
             let Some(end) = find(&raw, b"\r\n\r\n") else {
                 continue;

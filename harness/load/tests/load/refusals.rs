@@ -8,7 +8,7 @@ use crate::driver::{open, plan};
 use crate::script::{Answer, End, ScriptServer};
 use crate::wall::{run, token};
 
-fn one(answer: impl Fn() -> Answer + Send + Sync + 'static, limits: Limits) -> Record {
+pub(crate) fn one(answer: impl Fn() -> Answer + Send + Sync + 'static, limits: Limits) -> Record {
     let server = ScriptServer::start(move |_| answer());
     let mut long = plan(vec![open(0, 0)], vec![]);
     long.drain_ns = Nanos::from_secs(60);
@@ -17,7 +17,7 @@ fn one(answer: impl Fn() -> Answer + Send + Sync + 'static, limits: Limits) -> R
     records.remove(0)
 }
 
-fn limits(first_ms: u64, idle_ms: u64, total_ms: u64) -> Limits {
+pub(crate) fn limits(first_ms: u64, idle_ms: u64, total_ms: u64) -> Limits {
     Limits {
         first_token_ns: Nanos::from_millis(first_ms),
         idle_ns: Nanos::from_millis(idle_ms),
@@ -26,7 +26,7 @@ fn limits(first_ms: u64, idle_ms: u64, total_ms: u64) -> Limits {
     }
 }
 
-fn fails(record: &Record, kind: FailKind, part: &str) {
+pub(crate) fn fails(record: &Record, kind: FailKind, part: &str) {
     assert_eq!(record.row.fail, Some(kind), "{:?}", record.row);
     let message = record.row.fail_message.as_deref().unwrap();
     assert!(message.contains(part), "{message}");
@@ -54,7 +54,7 @@ fn an_error_status_keeps_its_code_and_message() {
 }
 
 #[test]
-fn a_refusal_is_recorded_once_and_not_retried() {
+fn row_28_a_refusal_is_recorded_once_and_not_retried() {
     let server = ScriptServer::start(|asked| {
         if asked.number == 0 {
             Answer::json("503 Service Unavailable", "busy")
@@ -77,7 +77,7 @@ fn a_refusal_is_recorded_once_and_not_retried() {
 }
 
 #[test]
-fn a_stream_that_breaks_off_is_truncated() {
+fn row_27_a_stream_that_breaks_off_is_truncated() {
     let parts = || vec![(0, token("a", 1)), (1, token("b", 2)), (2, token("c", 3))];
     for end in [End::Cut, End::Proper] {
         let answer = move || Answer {
@@ -122,7 +122,7 @@ fn the_three_silences_are_told_apart() {
 }
 
 #[test]
-fn errors_under_status_200_are_failures() {
+fn rows_19_25_and_26_errors_under_status_200_are_failures() {
     let error = "data: {\"error\":{\"message\":\"engine died\"}}\n\n";
     let parts = vec![(0, token("a", 1)), (1, error.to_owned())];
     let record = one(

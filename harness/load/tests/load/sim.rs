@@ -62,7 +62,7 @@ fn a_stalled_reader_shows_too() {
 
 /// One slot, ten requests a second, 190 ms of service: request `i` waits `90 i` ms.
 #[test]
-fn a_queue_grows_in_the_latency_from_the_intended_arrival() {
+fn row_39_a_queue_grows_in_the_latency_from_the_intended_arrival() {
     let requests: Vec<_> = (0..10).map(|i| open(i, 100 * i)).collect();
     let mut long = plan(requests, vec![]);
     long.drain_ns = Nanos::from_secs(10);
@@ -70,6 +70,10 @@ fn a_queue_grows_in_the_latency_from_the_intended_arrival() {
     let records = run(long, (180, 10, 1), vec![]);
     let expected: Vec<u64> = (0..10).map(|i| 180 + 90 * i).collect();
     assert_eq!(ttft_ms(&records), expected);
+    // The time since sending has the server's queue in it too; what the client adds is nothing.
+    for record in &records {
+        assert_eq!(request_metrics(&record.row).driver_lag_ns, Some(0));
+    }
 }
 
 #[test]
@@ -88,7 +92,7 @@ fn closed_loops_follow_one_another_and_end_with_the_horizon() {
 }
 
 #[test]
-fn every_request_that_was_due_is_a_row() {
+fn rows_32_and_35_every_request_that_was_due_is_a_row() {
     // One slot of 400 ms a request; ten are due within 1,000 ms, the run is cut off at 1,500 ms:
     // three have ended at 400, 800 and 1,200 ms, seven are incomplete.
     let requests: Vec<_> = (0..10).map(|i| open(i, 100 * i)).collect();
@@ -120,7 +124,7 @@ fn every_request_that_was_due_is_a_row() {
 }
 
 #[test]
-fn the_same_plan_gives_the_same_rows() {
+fn row_45_the_same_plan_gives_the_same_rows() {
     let make = || {
         let requests: Vec<_> = (0..9).map(|i| open(1_000 + i, 97 * i)).collect();
         run(plan(requests, vec![closed(0, 3, 500)]), (31, 7, 4), vec![])

@@ -140,7 +140,7 @@ fn the_request_asks_for_what_a_measurement_needs() {
 }
 
 #[test]
-fn a_closed_loop_keeps_its_streams_and_its_connections() {
+fn row_43_a_closed_loop_keeps_its_streams_and_its_connections() {
     let server = ScriptServer::start(|_| two_tokens(5, 10));
     let (records, summary) = run(
         &server,
@@ -188,7 +188,7 @@ fn a_closed_loop_keeps_its_streams_and_its_connections() {
 }
 
 #[test]
-fn the_open_loop_holds_a_hundred_in_flight() {
+fn row_41_the_open_loop_holds_a_hundred_in_flight() {
     let server = ScriptServer::start(|_| two_tokens(300, 301));
     let requests = (0..100).map(|id| open(id, 0)).collect();
     let (records, summary) = run(&server, plan(requests, vec![]), Limits::default());

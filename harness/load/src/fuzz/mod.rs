@@ -2,7 +2,9 @@
 //!
 //! The oracle is a second parser that is written the slow, obvious way: the whole stream as text,
 //! cut into lines, field by field. The incremental parser must agree with it however the bytes
-//! are split.
+//! are split. What the events mean is checked in the same way ([`meaning`]).
+
+mod meaning;
 
 use crate::sse::{SseEvent, SseParser};
 
@@ -16,10 +18,11 @@ pub fn fuzz_sse(data: &[u8]) {
     assert_eq!(single, expected, "byte by byte");
     let pieces = parse_pieces(data, |at| 1 + usize::from(data[at] % 7));
     assert_eq!(pieces, expected, "in pieces");
+    meaning::check(data, &expected);
     // A tiny limit may refuse the stream, but it must not panic or give other events first.
     let mut limited = Vec::new();
     let mut parser = SseParser::new(16);
-    let result = parser.feed(data, &mut |event| limited.push(event));
+    let result = parser.feed(data, &mut |event| limited.push(event.clone()));
     assert!(
         expected.starts_with(&limited),
         "a limit changed the events before it"
@@ -36,7 +39,7 @@ fn parse_pieces(data: &[u8], length_at: impl Fn(usize) -> usize) -> Vec<SseEvent
     let mut at = 0;
     while at < data.len() {
         let end = at.saturating_add(length_at(at)).min(data.len());
-        let fed = parser.feed(&data[at..end], &mut |event| events.push(event));
+        let fed = parser.feed(&data[at..end], &mut |event| events.push(event.clone()));
         assert!(fed.is_ok(), "an unlimited parser never fails");
         at = end;
     }

@@ -1,0 +1,169 @@
+//! Answers that no script describes: token times drawn from the configured distributions.
+
+use pb_contract::Stream;
+
+use crate::ask::{Api, Ask};
+use crate::event::{Event, UsageNote};
+use crate::options::MockOptions;
+
+/// The events of the answer to the request with this number, `cached` prompt tokens being in the
+/// cache. The first event carries one token, as a prefill makes one; later events carry as many
+/// as the style bundles and go out when the last of them is due.
+pub(crate) fn generate(ask: &Ask, options: &MockOptions, number: u64, cached: usize) -> Vec<Event> {
+    let timing = &options.timing;
+    let mut stream = Stream::new(options.seed, &format!("mock/answer/{number}"));
+    let room = options
+        .max_model_len
+        .saturating_sub(ask.prompt.len())
+        .max(1);
+    let limit = ask
+        .max_tokens
+        .unwrap_or(timing.default_max_tokens)
+        .min(u32::try_from(room).unwrap_or(u32::MAX))
+        .max(1);
+    let stop = match &timing.stop_tokens {
+        Some(dist) if !ask.ignore_eos => dist.draw(&mut stream).round().max(1.0) as u32,
+        _ => u32::MAX,
+    };
+    let count = limit.min(stop);
+    let finish = if stop < limit { "stop" } else { "length" };
+
+    let uncached = ask.prompt.len().saturating_sub(cached);
+    let prefill_ns = timing.prefill_ns_per_token * uncached as f64;
+    let mut at_ns = timing.ttft_ns.draw(&mut stream) + prefill_ns;
+    let mut events = Vec::with_capacity(count as usize + 3);
+    if ask.api == Api::Chat && ask.stream && options.style.role_first {
+        let role_ns = timing.role_ns.map_or(at_ns, |at| at_ns.min(at.0 as f64));
+        events.push(Event {
+            role: Some("assistant".into()),
+            ..Event::at(role_ns as u64)
+        });
+    }
+    let mut made = 0;
+    while made < count {
+        let bundle = if made == 0 {
+            1
+        } else {
+            options.style.bundle.max(1)
+        };
+        let tokens = bundle.min(count - made);
+        if made > 0 {
+            at_ns += (0..tokens)
+                .map(|_| timing.itl_ns.draw(&mut stream))
+                .sum::<f64>();
+        }
+        let text = (made..made + tokens).map(|n| options.tokenizer.generated(n));
+        events.push(Event {
+            content: Some(text.collect()),
+            tokens,
+            usage: match ask.continuous_usage {
+                true => UsageNote::Served,
+                false => UsageNote::None,
+            },
+            ..Event::at(at_ns as u64)
+        });
+        made += tokens;
+    }
+    if let Some(last) = events.last_mut() {
+        last.finish = Some(finish.into());
+    }
+    if ask.include_usage {
+        events.push(Event {
+            usage: UsageNote::Served,
+            ..Event::at(at_ns as u64)
+        });
+    }
+    events.push(Event {
+        done: true,
+        ..Event::at(at_ns as u64)
+    });
+    events
+}
+
+#[cfg(test)]
+mod tests {
+    use pb_contract::Nanos;
+
+    use super::*;
+    use crate::dist::Dist;
+    use crate::options::{Style, Timing};
+
+    fn options() -> MockOptions {
+        MockOptions {
+            timing: Timing {
+                ttft_ns: Dist::Fixed(5e6),
+                prefill_ns_per_token: 1e5,
+                itl_ns: Dist::Fixed(2e6),
+                role_ns: Some(Nanos::from_millis(1)),
+                ..Timing::default()
+            },
+            ..MockOptions::default()
+        }
+    }
+
+    fn ask(body: &str, options: &MockOptions) -> Ask {
+        Ask::parse(Api::Completions, body.as_bytes(), options).unwrap()
+    }
+
+    #[test]
+    fn the_first_token_waits_for_the_tokens_that_are_not_cached() {
+        let options = options();
+        let ask = ask(
+            r#"{"prompt":[1,2,3,4,5,6,7,8,9,10],"max_tokens":3}"#,
+            &options,
+        );
+        let at = |cached| -> Vec<u64> {
+            let events = generate(&ask, &options, 0, cached);
+            events
+                .iter()
+                .filter(|e| e.tokens > 0)
+                .map(|e| e.at_ns / 100_000)
+                .collect()
+        };
+        // 5 ms + 0.1 ms for each of 10 or 2 tokens, then 2 ms a token.
+        assert_eq!(at(0), [60, 80, 100]);
+        assert_eq!(at(8), [52, 72, 92]);
+    }
+
+    #[test]
+    fn bundles_keep_the_time_of_each_token() {
+        let mut options = options();
+        options.style = Style {
+            bundle: 3,
+            ..Style::default()
+        };
+        let ask = ask(r#"{"prompt":[],"max_tokens":6}"#, &options);
+        let events = generate(&ask, &options, 0, 0);
+        let tokens: Vec<(u64, u32)> = events
+            .iter()
+            .filter(|e| e.tokens > 0)
+            .map(|e| (e.at_ns / 1_000_000, e.tokens))
+            .collect();
+        assert_eq!(tokens, [(5, 1), (11, 3), (15, 2)]);
+    }
+
+    #[test]
+    fn row_74_only_ignore_eos_keeps_an_answer_from_stopping_early() {
+        let mut options = options();
+        options.timing.stop_tokens = Some(Dist::Fixed(2.0));
+        for (ignore_eos, count, finish) in [(false, 2, "stop"), (true, 5, "length")] {
+            let body = format!(r#"{{"prompt":[1],"max_tokens":5,"ignore_eos":{ignore_eos}}}"#);
+            let events = generate(&ask(&body, &options), &options, 0, 0);
+            assert_eq!(events.iter().map(|e| e.tokens).sum::<u32>(), count);
+            let last = events.iter().rev().find_map(|e| e.finish.as_deref());
+            assert_eq!(last, Some(finish));
+        }
+    }
+
+    #[test]
+    fn draws_depend_on_seed_and_number_only() {
+        let mut options = options();
+        options.timing.itl_ns = Dist::Exponential(1e6);
+        let ask = ask(r#"{"prompt":[1],"max_tokens":9}"#, &options);
+        let first = generate(&ask, &options, 3, 0);
+        assert_eq!(first, generate(&ask, &options, 3, 0));
+        assert_ne!(first, generate(&ask, &options, 4, 0));
+        options.seed = 2;
+        assert_ne!(first, generate(&ask, &options, 3, 0));
+    }
+}
