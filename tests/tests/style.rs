@@ -34,7 +34,10 @@ fn rust_files(dir: &Path, out: &mut Vec<PathBuf>) {
             .to_string_lossy()
             .to_string();
         if path.is_dir() {
-            if !["target", ".git", "results", "corpus"].contains(&name.as_str()) {
+            let skipped = [".git", "results", "corpus"].contains(&name.as_str());
+            // Build output, but not the crate `harness/target`.
+            let built = name == "target" && !path.join("Cargo.toml").exists();
+            if !skipped && !built {
                 rust_files(&path, out);
             }
         } else if name.ends_with(".rs") {

@@ -147,12 +147,9 @@ pub fn interference(
     let mut background = Stream::new(seed, "interference background prompts");
     let mut bodies = Vec::new();
     for _ in 0..params.background_requests {
-        bodies.push(PlannedBody {
-            class: BACKGROUND.to_owned(),
-            prompt: text.prompt(params.background_prompt_len, &mut background)?,
-            max_tokens: params.background_output_len,
-            cache_salt: None,
-        });
+        let prompt = text.prompt(params.background_prompt_len, &mut background)?;
+        let output = params.background_output_len;
+        bodies.push(PlannedBody::of_ids(BACKGROUND, prompt, output));
     }
     let open = long_prompts(params, text, seed, bodies.len() as u64)?;
     let part = ClosedLoop {
@@ -165,6 +162,7 @@ pub fn interference(
         closed: vec![part],
         horizon_ns: params.horizon_ns,
         drain_ns: params.drain_ns,
+        ..Plan::default()
     })
 }
 
@@ -197,15 +195,11 @@ fn long_prompts(
     let mut open = Vec::with_capacity(offsets.len());
     for (index, offset) in offsets.into_iter().enumerate() {
         let len = params.long_prompt_min + lengths.below(spread) as usize;
+        let prompt = text.prompt(len, &mut prompts)?;
         open.push(OpenRequest {
             id: RequestId(first_id + index as u64),
             offset_ns: params.warm_up_ns + offset,
-            body: PlannedBody {
-                class: LONG_PROMPT.to_owned(),
-                prompt: text.prompt(len, &mut prompts)?,
-                max_tokens: params.long_output_len,
-                cache_salt: None,
-            },
+            body: PlannedBody::of_ids(LONG_PROMPT, prompt, params.long_output_len),
         });
     }
     Ok(open)
@@ -225,11 +219,11 @@ mod tests {
         let params = InterferenceParams::default();
         let plan = interference(&params, &mut text(), 7).unwrap();
         assert_eq!(plan.closed[0].bodies.len(), 64);
-        assert!(plan.closed[0].bodies.iter().all(|b| b.prompt.len() == 32));
+        assert!(plan.closed[0].bodies.iter().all(|b| b.planned_tokens == 32));
         assert!(plan.open.len() >= 2, "about 11 s at a mean gap of 2.5 s");
         for (index, request) in plan.open.iter().enumerate() {
             assert_eq!(request.id.0, 64 + index as u64);
-            assert!((1_024..=1_920).contains(&request.body.prompt.len()));
+            assert!((1_024..=1_920).contains(&request.body.planned_tokens));
             assert!(request.offset_ns >= params.warm_up_ns);
             assert!(request.offset_ns < params.horizon_ns);
         }

@@ -22,7 +22,8 @@ pub fn all_bodies(plan: &Plan) -> Vec<&PlannedBody> {
 }
 
 /// Checks that no two bodies share their first `block_size` tokens under the same cache salt.
-/// Prompts that are shorter than a block have no full block to share and pass.
+/// Prompts that are shorter than a block have no full block to share and pass; so do texts, whose
+/// tokens only the target knows.
 ///
 /// # Errors
 /// The first pair that repeats, in order of the list.
@@ -39,7 +40,8 @@ pub fn first_blocks_unique(
     }
     let mut seen: BTreeMap<(Option<&str>, &[TokenId]), usize> = BTreeMap::new();
     for (index, body) in bodies.iter().enumerate() {
-        let Some(block) = body.prompt.get(..block_size) else {
+        let ids = body.prompt.ids().unwrap_or_default();
+        let Some(block) = ids.get(..block_size) else {
             continue;
         };
         if let Some(&first) = seen.get(&(body.cache_salt.as_deref(), block)) {
@@ -73,12 +75,7 @@ mod tests {
     use crate::text::TextSource;
 
     fn body(prompt: &[TokenId], salt: Option<&str>) -> PlannedBody {
-        PlannedBody {
-            class: "x".into(),
-            prompt: prompt.to_vec(),
-            max_tokens: 1,
-            cache_salt: salt.map(str::to_owned),
-        }
+        PlannedBody::of_ids("x", prompt.to_vec(), 1).with_salt(salt.map(str::to_owned))
     }
 
     #[test]

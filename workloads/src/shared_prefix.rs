@@ -61,7 +61,8 @@ pub struct SharedPrefix {
 impl SharedPrefix {
     /// Tokens that `warm[index]` must take from a cache of `block_size`-token blocks.
     pub fn planned_hit(&self, index: usize, block_size: usize) -> usize {
-        planned_hit_tokens(self.system_len, self.warm[index].prompt.len(), block_size)
+        let prompt_len = self.warm[index].planned_tokens as usize;
+        planned_hit_tokens(self.system_len, prompt_len, block_size)
     }
 }
 
@@ -86,11 +87,8 @@ pub fn shared_prefix(
     let mut lengths = Stream::new(seed, "shared prefix question lengths");
     let mut prompts = Stream::new(seed, "shared prefix text");
     let spread = (params.question_len_max - params.question_len_min) as u64 + 1;
-    let body = |class: &str, system: &[TokenId], question: &[TokenId]| PlannedBody {
-        class: class.to_owned(),
-        prompt: [system, question].concat(),
-        max_tokens: params.output_len,
-        cache_salt: None,
+    let body = |class: &str, system: &[TokenId], question: &[TokenId]| {
+        PlannedBody::of_ids(class, [system, question].concat(), params.output_len)
     };
     let (mut prime, mut warm, mut cold) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..params.groups {
@@ -163,10 +161,10 @@ pub fn sequential(
         bodies,
     };
     Plan {
-        open: Vec::new(),
         closed: vec![part],
         horizon_ns,
         drain_ns,
+        ..Plan::default()
     }
 }
 
@@ -180,6 +178,10 @@ mod tests {
         shared_prefix(&SharedPrefixParams::default(), &mut text, 3).unwrap()
     }
 
+    fn ids(body: &PlannedBody) -> &[TokenId] {
+        body.prompt.ids().unwrap()
+    }
+
     fn shared(a: &[TokenId], b: &[TokenId]) -> usize {
         a.iter().zip(b).take_while(|(x, y)| x == y).count()
     }
@@ -189,7 +191,7 @@ mod tests {
         let run = made();
         for (index, warm) in run.warm.iter().enumerate() {
             for (group, prime) in run.prime.iter().enumerate() {
-                let common = shared(&warm.prompt, &prime.prompt);
+                let common = shared(ids(warm), ids(prime));
                 let own_group = index / 4 == group;
                 assert_eq!(
                     common == 512,
@@ -206,8 +208,8 @@ mod tests {
         let run = made();
         assert_eq!(run.cold.len(), run.warm.len());
         for (cold, warm) in run.cold.iter().zip(&run.warm) {
-            assert_eq!(cold.prompt.len(), warm.prompt.len());
-            assert_eq!(cold.prompt[512..], warm.prompt[512..]);
+            assert_eq!(ids(cold).len(), ids(warm).len());
+            assert_eq!(ids(cold)[512..], ids(warm)[512..]);
         }
         let all: Vec<&PlannedBody> = run.prime.iter().chain(&run.cold).collect();
         crate::repeats::first_blocks_unique(&all, 8).unwrap();

@@ -15,6 +15,9 @@ fn help_names_every_verb_and_gives_examples() {
         "serve",
         "validate",
         "calc",
+        "engine",
+        "trace",
+        "mock",
         "report",
         "completions",
     ];

@@ -6,10 +6,16 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum FailKind {
+    /// The name does not resolve.
+    Dns,
     /// The connection could not be made.
     Connect,
-    /// This machine ran out of local ports.
+    /// The TLS handshake failed, or the server does not offer the protocol.
+    Tls,
+    /// This machine ran out of local ports or of file descriptors.
     ClientPortExhausted,
+    /// No connection within the limit.
+    TimeoutConnect,
     /// No event with generated content within the limit.
     TimeoutFirstToken,
     /// The stream was silent for longer than the limit.

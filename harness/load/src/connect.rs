@@ -271,9 +271,9 @@ fn add_roots(roots: &mut RootCertStore, path: &Path) -> Result<(), String> {
 }
 
 /// Kind of a name that does not resolve.
-pub(crate) const DNS: FailKind = FailKind::Connect;
+const DNS: FailKind = FailKind::Dns;
 /// Kind of a TLS handshake that fails.
-pub(crate) const TLS: FailKind = FailKind::Connect;
+const TLS: FailKind = FailKind::Tls;
 
 impl Socket {
     /// The stamps of the bytes below any encryption.

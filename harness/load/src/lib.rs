@@ -12,12 +12,11 @@
 //! use pb_contract::{Nanos, RequestId};
 //! use pb_load::shell_sim::{FixedServer, SimOptions, run_sim};
 //!
-//! let body = PlannedBody {
-//!     class: "x".into(), prompt: vec![1, 2, 3], max_tokens: 2, cache_salt: None,
-//! };
+//! let body = PlannedBody::of_ids("x", vec![1, 2, 3], 2);
 //! let part = ClosedLoop { streams: 1, first_id: RequestId(0), bodies: vec![body; 3] };
 //! let second = Nanos::from_secs(1);
-//! let plan = Plan { open: vec![], closed: vec![part], horizon_ns: second, drain_ns: second };
+//! let closed = vec![part];
+//! let plan = Plan { closed, horizon_ns: second, drain_ns: second, ..Plan::default() };
 //! let mut server = FixedServer::new(Nanos::from_millis(5), Nanos::from_millis(1), 1);
 //! let records = run_sim(plan, Default::default(), &mut server, &SimOptions::default()).unwrap();
 //! assert_eq!(records[2].row.intended_ns, Nanos::from_millis(12));

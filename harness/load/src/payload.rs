@@ -1,6 +1,8 @@
 //! The body of a measured request: greedy, of the planned length, streamed, with usage.
 
 use bytes::Bytes;
+use pb_contract::chat::{ChatMessage, ChatRequest};
+use pb_contract::plan::{ChatTurn, PlannedPrompt};
 use pb_contract::wire::{CompletionRequest, Prompt, SamplingFields, StreamOptions};
 use serde::Serialize;
 use serde_json::{Map, Value};
@@ -8,24 +10,52 @@ use serde_json::{Map, Value};
 use crate::driver::SendOrder;
 use crate::endpoint::Endpoint;
 
-/// The route and the body of an order.
+/// The route and the body of an order. A chat goes to the chat route, anything else to the one of
+/// completions, unless the endpoint names another.
 pub(crate) fn payload<'a>(endpoint: &'a Endpoint, order: &SendOrder) -> (&'a str, Bytes) {
-    let route = endpoint.route().unwrap_or("/v1/completions");
+    let (model, sampling) = (endpoint.model().map(str::to_owned), sampling(order));
+    let prompt = match &order.body.prompt {
+        PlannedPrompt::Ids(ids) => Prompt::Ids(ids.clone()),
+        PlannedPrompt::Text(text) => Prompt::Text(text.clone()),
+        PlannedPrompt::Chat(turns) => {
+            let body = chat(model, turns, sampling);
+            let route = endpoint.route().unwrap_or("/v1/chat/completions");
+            return (route, bytes(&body, endpoint.extra_body()));
+        }
+    };
     let body = CompletionRequest {
-        model: endpoint.model().map(str::to_owned),
-        prompt: Prompt::Ids(order.body.prompt.clone()),
+        model,
+        prompt,
         echo: None,
         logprobs: None,
-        sampling: sampling(order),
+        sampling,
     };
+    let route = endpoint.route().unwrap_or("/v1/completions");
     (route, bytes(&body, endpoint.extra_body()))
+}
+
+fn chat(model: Option<String>, turns: &[ChatTurn], sampling: SamplingFields) -> ChatRequest {
+    let message = |turn: &ChatTurn| ChatMessage {
+        role: turn.role.clone(),
+        content: turn.content.clone().into(),
+    };
+    ChatRequest {
+        model,
+        messages: turns.iter().map(message).collect(),
+        max_completion_tokens: None,
+        logprobs: None,
+        top_logprobs: None,
+        add_generation_prompt: None,
+        sampling,
+    }
 }
 
 fn sampling(order: &SendOrder) -> SamplingFields {
     SamplingFields {
         temperature: Some(0.0),
         max_tokens: Some(order.body.max_tokens),
-        ignore_eos: Some(true),
+        // False is the default, and servers that do not know the field may refuse it.
+        ignore_eos: order.body.ignore_eos.then_some(true),
         stream: Some(true),
         stream_options: Some(StreamOptions {
             include_usage: true,

@@ -64,15 +64,25 @@ pub(crate) struct Carrier {
     pub(crate) cut: watch::Receiver<bool>,
 }
 
+/// A request that has ended.
+#[derive(Debug)]
+pub(crate) struct Ended {
+    pub(crate) record: Record,
+    /// Its text, when it succeeded.
+    pub(crate) answer: Option<String>,
+}
+
 /// A request under way.
 struct Attempt<'a> {
     carrier: &'a Carrier,
     patience: Patience,
     row: RequestRow,
+    /// The next turn needs the answer.
+    keep_text: bool,
 }
 
 /// Sends an order and reads its stream to whatever end it has.
-pub(crate) async fn run_request(carrier: Carrier, order: SendOrder) -> Record {
+pub(crate) async fn run_request(carrier: Carrier, order: SendOrder) -> Ended {
     let mut row = blank_row(&carrier.context, &order);
     (row.fail, row.fail_message) = (None, None);
     let deadline = order.intended + carrier.limits.total_ns;
@@ -80,10 +90,18 @@ pub(crate) async fn run_request(carrier: Carrier, order: SendOrder) -> Record {
         carrier: &carrier,
         patience: Patience::new(carrier.cut.clone(), deadline),
         row,
+        keep_text: order.wants_answer,
     };
-    let outcome = attempt.run(&order).await;
+    let mut outcome = attempt.run(&order).await;
     let closed = attempt.row.closed_ns.unwrap_or_else(|| WallClock.now());
-    finish_row(attempt.row, outcome, closed)
+    let answer = outcome
+        .failure
+        .is_none()
+        .then(|| std::mem::take(&mut outcome.text));
+    Ended {
+        record: finish_row(attempt.row, outcome, closed),
+        answer,
+    }
 }
 
 impl Attempt<'_> {
@@ -158,6 +176,9 @@ impl Attempt<'_> {
         first_limit: Nanos,
     ) -> StreamOutcome {
         let mut reading = StreamReading::new(self.carrier.limits.max_event_bytes);
+        if self.keep_text {
+            reading = reading.keeping_text();
+        }
         loop {
             let (limit, silence) = if reading.has_content() {
                 // Reads follow one another, so the last one's stamp is the time.
@@ -210,7 +231,7 @@ impl Attempt<'_> {
     }
 }
 
-const CONNECT: FailKind = FailKind::Connect;
+const CONNECT: FailKind = FailKind::TimeoutConnect;
 const FIRST: FailKind = FailKind::TimeoutFirstToken;
 const IDLE: FailKind = FailKind::TimeoutIdle;
 

@@ -44,7 +44,7 @@ pub fn blank_row(context: &RunContext, order: &SendOrder) -> RequestRow {
         http_status: None,
         fail_message: None,
         finish_reason: None,
-        prompt_tokens_planned: order.body.prompt.len() as u32,
+        prompt_tokens_planned: order.body.planned_tokens,
         prompt_tokens: None,
         cached_tokens: None,
         max_tokens: order.body.max_tokens,

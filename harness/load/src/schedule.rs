@@ -1,13 +1,13 @@
 //! The schedule of a run as bytes, so that two runs can prove that they asked for the same.
 //!
 //! The canonical form is JSON lines: a header, the open-loop requests, then each closed loop with
-//! its requests. Prompts stand in it as their length and the sha256 of their token ids
-//! (little-endian `u32`s), which keeps the file readable and still ties every token down.
+//! its requests, then each session with its turns. Prompts stand in it as their length and the
+//! sha256 of their token ids or text, which keeps the file readable and still ties every token
+//! down.
 
 use std::fmt::Write;
 
-use pb_contract::TokenId;
-use pb_contract::plan::{Plan, PlannedBody};
+use pb_contract::plan::{Plan, PlannedBody, PlannedPrompt};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
@@ -35,6 +35,18 @@ pub fn canonical(plan: &Plan) -> Vec<u8> {
             lines.push(joined(place, body(request)));
         }
     }
+    for session in &plan.sessions {
+        let turns = session.turns.len();
+        lines.push(json!({ "offset_ns": session.offset_ns, "turns": turns }));
+        for turn in &session.turns {
+            let place = json!({
+                "id": turn.id,
+                "think_ns": turn.think_ns,
+                "history": turn.history,
+            });
+            lines.push(joined(place, body(&turn.body)));
+        }
+    }
     let mut text = String::new();
     for line in lines {
         text.push_str(&line.to_string());
@@ -49,19 +61,41 @@ pub fn sha256_hex(plan: &Plan) -> String {
 }
 
 fn body(body: &PlannedBody) -> Value {
-    json!({
+    let mut fields = json!({
         "class": body.class,
-        "prompt_tokens": body.prompt.len(),
+        "prompt_tokens": body.planned_tokens,
         "prompt_sha256": prompt_sha256(&body.prompt),
         "max_tokens": body.max_tokens,
         "cache_salt": body.cache_salt,
-    })
+    });
+    // What is as usual is left out, so that a schedule of usual requests keeps its hash.
+    let kind = match body.prompt {
+        PlannedPrompt::Ids(_) => None,
+        PlannedPrompt::Text(_) => Some("text"),
+        PlannedPrompt::Chat(_) => Some("chat"),
+    };
+    if let Some(kind) = kind {
+        fields["prompt_kind"] = kind.into();
+    }
+    if !body.ignore_eos {
+        fields["ignore_eos"] = false.into();
+    }
+    fields
 }
 
-fn prompt_sha256(prompt: &[TokenId]) -> String {
+/// Of token ids their little-endian bytes; of a text its bytes; of a chat each message's role and
+/// content, each ended by a zero byte.
+fn prompt_sha256(prompt: &PlannedPrompt) -> String {
     let mut hash = Sha256::new();
-    for token in prompt {
-        hash.update(token.to_le_bytes());
+    match prompt {
+        PlannedPrompt::Ids(ids) => ids.iter().for_each(|id| hash.update(id.to_le_bytes())),
+        PlannedPrompt::Text(text) => hash.update(text),
+        PlannedPrompt::Chat(turns) => {
+            for part in turns.iter().flat_map(|turn| [&turn.role, &turn.content]) {
+                hash.update(part);
+                hash.update([0]);
+            }
+        }
     }
     hex(&hash.finalize())
 }

@@ -217,8 +217,10 @@ impl Shell {
         let mut row = blank_row(&self.context, &live.order);
         row.sent_ns = Some(live.sent);
         row.headers_ns = live.outcome.first_event;
+        // A model makes no text: an empty answer stands for it.
+        let answer = live.outcome.failure.is_none().then(String::new);
         self.records.push(finish_row(row, live.outcome, now));
-        self.driver.ended(id, now);
+        self.driver.ended(id, now, answer);
     }
 }
 
@@ -275,7 +277,7 @@ impl FixedServer {
 
 impl SimServer for FixedServer {
     fn submit(&mut self, now: Nanos, id: RequestId, body: &PlannedBody) {
-        let (prompt, total) = (body.prompt.len() as u32, body.max_tokens.max(1));
+        let (prompt, total) = (body.planned_tokens, body.max_tokens.max(1));
         self.waiting.push_back(Job {
             id,
             prompt,

@@ -18,7 +18,7 @@ use crate::driver::{Action, Driver};
 use crate::endpoint::Endpoint;
 use crate::error::LoadError;
 use crate::http::Pool;
-use crate::request::{Carrier, Limits, run_request};
+use crate::request::{Carrier, Ended, Limits, run_request};
 use crate::rows::{Record, RunContext, not_offered};
 use crate::timer_wall::Timer;
 
@@ -105,7 +105,7 @@ pub async fn run_plan(
 ) -> Result<RunSummary, LoadError> {
     // What the plan will need for sure, unless the caller knows better.
     let streams: usize = plan.closed.iter().map(|part| part.streams).sum();
-    let sure = streams + plan.open.len().min(OPEN_LOOP_CONNECTIONS);
+    let sure = streams + (plan.open.len() + plan.sessions.len()).min(OPEN_LOOP_CONNECTIONS);
     let preconnected = endpoint.connections().unwrap_or(sure);
     ensure_descriptors(preconnected.max(sure))?;
     let unconnected = |failure| LoadError::connect(endpoint, failure);
@@ -143,7 +143,7 @@ struct Shell<E> {
     driver: Driver,
     carrier: Carrier,
     cut_off: watch::Sender<bool>,
-    done: mpsc::UnboundedSender<Record>,
+    done: mpsc::UnboundedSender<Ended>,
     emit: E,
     summary: RunSummary,
 }
@@ -151,7 +151,7 @@ struct Shell<E> {
 impl<E: FnMut(Record)> Shell<E> {
     async fn run(
         mut self,
-        mut ended: mpsc::UnboundedReceiver<Record>,
+        mut ended: mpsc::UnboundedReceiver<Ended>,
         timer: &Timer,
         stop: &StopSignal,
     ) -> Result<RunSummary, LoadError> {
@@ -162,11 +162,11 @@ impl<E: FnMut(Record)> Shell<E> {
                     self.summary.stopped = true;
                     self.driver.stop();
                 }
-                Some(record) = ended.recv() => {
-                    self.end(record);
+                Some(end) = ended.recv() => {
+                    self.end(end);
                     // Ends that came together free their slots together.
-                    while let Ok(record) = ended.try_recv() {
-                        self.end(record);
+                    while let Ok(end) = ended.try_recv() {
+                        self.end(end);
                     }
                 }
                 result = timer.until(wake) => result.map_err(|source| LoadError::System {
@@ -177,8 +177,8 @@ impl<E: FnMut(Record)> Shell<E> {
         }
         // Nothing is sent any more; requests that were cut off still report.
         drop(self.done);
-        while let Some(record) = ended.recv().await {
-            (self.emit)(record);
+        while let Some(end) = ended.recv().await {
+            (self.emit)(end.record);
         }
         self.summary.end_ns = WallClock.now();
         self.summary.connections = self.carrier.pool.times();
@@ -214,9 +214,9 @@ impl<E: FnMut(Record)> Shell<E> {
         wake
     }
 
-    fn end(&mut self, record: Record) {
+    fn end(&mut self, Ended { record, answer }: Ended) {
         let at = record.row.closed_ns.unwrap_or_else(|| WallClock.now());
-        self.driver.ended(record.row.request, at);
+        self.driver.ended(record.row.request, at, answer);
         (self.emit)(record);
     }
 }

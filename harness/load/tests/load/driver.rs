@@ -5,12 +5,7 @@ use pb_contract::{Nanos, RequestId};
 use pb_load::driver::{Action, Driver, PlanError};
 
 pub(crate) fn body(class: &str) -> PlannedBody {
-    PlannedBody {
-        class: class.into(),
-        prompt: vec![1, 2, 3],
-        max_tokens: 2,
-        cache_salt: None,
-    }
+    PlannedBody::of_ids(class, vec![1, 2, 3], 2)
 }
 
 pub(crate) fn open(id: u64, offset_ms: u64) -> OpenRequest {
@@ -38,6 +33,7 @@ pub(crate) fn plan(open: Vec<OpenRequest>, closed: Vec<ClosedLoop>) -> Plan {
         closed,
         horizon_ns,
         drain_ns,
+        ..Plan::default()
     }
 }
 
@@ -65,7 +61,7 @@ fn at(driver: &mut Driver, now_ms: u64) -> String {
 }
 
 fn end(driver: &mut Driver, id: u64, ms: u64) {
-    driver.ended(RequestId(id), Nanos::from_millis(ms));
+    driver.ended(RequestId(id), Nanos::from_millis(ms), None);
 }
 
 #[test]

@@ -29,16 +29,12 @@ pub(crate) fn gaps(outcome: &StreamOutcome) -> Vec<u64> {
 }
 
 pub(crate) fn record(outcome: StreamOutcome, closed: Nanos) -> Record {
-    let body = pb_contract::plan::PlannedBody {
-        class: "x".into(),
-        prompt: vec![1],
-        max_tokens: 5,
-        cache_salt: None,
-    };
+    let body = pb_contract::plan::PlannedBody::of_ids("x", vec![1], 5);
     let order = SendOrder {
         id: Default::default(),
         intended: Nanos::ZERO,
         body: body.into(),
+        wants_answer: false,
     };
     finish_row(blank_row(&RunContext::default(), &order), outcome, closed)
 }

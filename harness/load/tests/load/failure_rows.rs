@@ -228,7 +228,7 @@ fn a_connection_that_does_not_come_about_has_a_limit_of_its_own() {
     run_plan_blocking(long, context, &endpoint, limits, stop, emit).unwrap();
     fails(
         &records[0],
-        FailKind::Connect,
+        FailKind::TimeoutConnect,
         "without a connection in time",
     );
     assert!(!held.is_empty(), "the queue took some");

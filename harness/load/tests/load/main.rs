@@ -9,6 +9,7 @@ mod refusals;
 mod replayed;
 mod schedule;
 mod script;
+mod sessions;
 mod sim;
 mod sse;
 mod stream_rows;

@@ -1,5 +1,6 @@
 //! The schedule of a seed is frozen: a change of these bytes is a change of every result.
 
+use pb_contract::plan::{PlannedPrompt, Session};
 use pb_contract::{Nanos, RequestId};
 use pb_load::schedule::{canonical, sha256_hex};
 use pb_workloads::{InterferenceParams, TextSource, interference};
@@ -68,12 +69,36 @@ fn any_change_changes_the_hash() {
     let mut later = base.clone();
     later.open[0].offset_ns += Nanos(1);
     let mut other_token = base.clone();
-    other_token.closed[0].bodies[1].prompt[5] ^= 1;
+    let PlannedPrompt::Ids(ids) = &mut other_token.closed[0].bodies[1].prompt else {
+        panic!("a prompt of token ids");
+    };
+    ids[5] ^= 1;
     let mut other_id = base.clone();
     other_id.closed[0].first_id = RequestId(1_000);
     let mut salted = base.clone();
     salted.open[0].body.cache_salt = Some("s".into());
-    for changed in [later, other_token, other_id, salted] {
-        assert_ne!(sha256_hex(&changed), sha256_hex(&base));
-    }
+    let mut stopping = base.clone();
+    stopping.open[0].body.ignore_eos = false;
+    let mut texts = base.clone();
+    texts.open[0].body.prompt = PlannedPrompt::Text("a".into());
+    let mut chats = base.clone();
+    chats.open[0].body.prompt = PlannedPrompt::Chat(vec![]);
+    let mut talking = base.clone();
+    talking.sessions = vec![Session {
+        offset_ns: Nanos(1),
+        turns: vec![],
+    }];
+    let all = [
+        base,
+        later,
+        other_token,
+        other_id,
+        salted,
+        stopping,
+        texts,
+        chats,
+        talking,
+    ];
+    let hashes: std::collections::BTreeSet<String> = all.iter().map(sha256_hex).collect();
+    assert_eq!(hashes.len(), all.len());
 }

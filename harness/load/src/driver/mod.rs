@@ -2,18 +2,23 @@
 //!
 //! A driver that waits for the server before it sends hides the queue that it causes. Here every
 //! arrival has an intended instant that is fixed without looking at lateness: for the open loop
-//! the plan's offset, for a closed loop the moment in which its slot became free. However late
+//! the plan's offset, for a closed loop the moment in which its slot became free, for a session
+//! the end of its last turn and the time that its user thinks. However late
 //! the driver is asked, it sends what is due, late and with that instant; nothing is skipped. What
 //! was due and could not be sent before the run was cut off is reported as not offered.
 //!
 //! There is no clock in here: a shell says what time it is, when a request has ended, and carries
 //! out the actions. The wall shell and the simulation shell run this same code.
 
+mod sessions;
+
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use pb_contract::plan::{Plan, PlannedBody};
+use pb_contract::plan::{Plan, PlannedBody, PlannedPrompt, Session};
 use pb_contract::{Nanos, RequestId};
+
+use self::sessions::Sessions;
 
 /// A plan that cannot be executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +39,9 @@ pub enum PlanError {
         /// The plan's horizon.
         horizon_ns: u64,
     },
+    /// A turn needs the earlier ones in front of it and is no chat.
+    #[error("turn {0} takes its history over, so its prompt must be a chat")]
+    HistoryNeedsChat(RequestId),
     /// A closed loop without a slot.
     #[error("a closed loop needs at least one stream")]
     NoStreams,
@@ -46,8 +54,10 @@ pub struct SendOrder {
     pub id: RequestId,
     /// When it was due: latency counts from here.
     pub intended: Nanos,
-    /// What to send.
+    /// What to send, the history of its session included.
     pub body: Arc<PlannedBody>,
+    /// [`Driver::ended`] is to be given the text of the answer.
+    pub wants_answer: bool,
 }
 
 /// What a shell has to do, in order.
@@ -75,13 +85,22 @@ struct Loop {
     free: VecDeque<Nanos>,
 }
 
+/// What a running request belongs to.
+#[derive(Clone, Copy, Debug)]
+enum Owner {
+    Schedule,
+    Loop(usize),
+    Session(usize),
+}
+
 /// The state machine of one run.
 #[derive(Debug)]
 pub struct Driver {
     open: VecDeque<SendOrder>,
     loops: Vec<Loop>,
-    /// Requests sent and not ended; the loop that each belongs to.
-    live: BTreeMap<RequestId, Option<usize>>,
+    sessions: Sessions,
+    /// Requests sent and not ended.
+    live: BTreeMap<RequestId, Owner>,
     horizon: Nanos,
     cut_off: Nanos,
     exhausted: bool,
@@ -99,6 +118,7 @@ impl Driver {
             id: request.id,
             intended: start + request.offset_ns,
             body: Arc::new(request.body),
+            wants_answer: false,
         };
         let closed = |part: pb_contract::plan::ClosedLoop| Loop {
             first_id: part.first_id.0,
@@ -109,6 +129,7 @@ impl Driver {
         let horizon = start + plan.horizon_ns;
         Ok(Driver {
             open: plan.open.into_iter().map(order).collect(),
+            sessions: Sessions::new(plan.sessions, start),
             loops: plan.closed.into_iter().map(closed).collect(),
             live: BTreeMap::new(),
             horizon,
@@ -130,6 +151,8 @@ impl Driver {
                 actions.push(Action::Send(order));
             }
         }
+        let lost = self.sessions.take_lost();
+        actions.extend(lost.into_iter().map(Action::NotOffered));
         if over {
             if !self.live.is_empty() {
                 let ids = std::mem::take(&mut self.live).into_keys().collect();
@@ -146,14 +169,19 @@ impl Driver {
         actions
     }
 
-    /// A request has ended at `at`, well or not; its slot is free from that instant on. A request
-    /// that was cut off or never sent is not known any more, and nothing happens.
-    pub fn ended(&mut self, id: RequestId, at: Nanos) {
-        if let Some(Some(index)) = self.live.remove(&id) {
-            // Ends may be told out of order; the slot that has waited longest goes first.
-            let free = &mut self.loops[index].free;
-            let place = free.partition_point(|&earlier| earlier <= at);
-            free.insert(place, at);
+    /// A request has ended at `at`, well (with the text of its answer, when its order wants that)
+    /// or not; its slot is free and its session goes on from that instant. A request that was cut
+    /// off or never sent is not known any more, and nothing happens.
+    pub fn ended(&mut self, id: RequestId, at: Nanos, answer: Option<String>) {
+        match self.live.remove(&id) {
+            Some(Owner::Loop(index)) => {
+                // Ends may be told out of order; the slot that has waited longest goes first.
+                let free = &mut self.loops[index].free;
+                let place = free.partition_point(|&earlier| earlier <= at);
+                free.insert(place, at);
+            }
+            Some(Owner::Session(index)) => self.sessions.ended(index, at, answer),
+            Some(Owner::Schedule) | None => {}
         }
     }
 
@@ -178,14 +206,16 @@ impl Driver {
         let open = self.open.front().map(|order| order.intended);
         let loops = self.loops.iter().filter(|part| !part.bodies.is_empty());
         let slots = loops.filter_map(|part| part.free.front().copied());
-        slots.filter(|&free| free <= self.horizon).chain(open).min()
+        let turns = self.sessions.next_due(self.horizon);
+        let slots = slots.filter(|&free| free <= self.horizon);
+        slots.chain(open).chain(turns).min()
     }
 
     /// Takes everything that is due at `now`, ordered by `(intended, id)`, and marks it live.
     fn take_due(&mut self, now: Nanos) -> Vec<SendOrder> {
         let mut due = Vec::new();
         while let Some(order) = self.open.pop_front_if(|order| order.intended <= now) {
-            due.push((order, None));
+            due.push((order, Owner::Schedule));
         }
         for (index, part) in self.loops.iter_mut().enumerate() {
             // A slot that became free after the horizon starts nothing any more.
@@ -199,15 +229,24 @@ impl Driver {
                 };
                 let id = RequestId(part.first_id + part.taken);
                 part.taken += 1;
-                due.push((SendOrder { id, intended, body }, Some(index)));
+                let order = SendOrder {
+                    id,
+                    intended,
+                    body,
+                    wants_answer: false,
+                };
+                due.push((order, Owner::Loop(index)));
             }
+        }
+        while let Some((order, index)) = self.sessions.take_due(now, self.horizon) {
+            due.push((order, Owner::Session(index)));
         }
         due.sort_by_key(|(order, _)| (order.intended, order.id));
         let over = self.stopped || now >= self.cut_off;
         let mut orders = Vec::with_capacity(due.len());
-        for (order, part) in due {
+        for (order, owner) in due {
             if !over {
-                self.live.insert(order.id, part);
+                self.live.insert(order.id, owner);
             }
             orders.push(order);
         }
@@ -235,6 +274,9 @@ fn check(plan: &Plan) -> Result<(), PlanError> {
         }
         previous = Some(key);
     }
+    for session in &plan.sessions {
+        check_session(session, plan.horizon_ns, &mut ids)?;
+    }
     for part in &plan.closed {
         if part.streams == 0 {
             return Err(PlanError::NoStreams);
@@ -244,6 +286,29 @@ fn check(plan: &Plan) -> Result<(), PlanError> {
             if !ids.insert(id) {
                 return Err(PlanError::DuplicateId(id));
             }
+        }
+    }
+    Ok(())
+}
+
+fn check_session(
+    session: &Session,
+    horizon: Nanos,
+    ids: &mut BTreeSet<RequestId>,
+) -> Result<(), PlanError> {
+    for turn in &session.turns {
+        if !ids.insert(turn.id) {
+            return Err(PlanError::DuplicateId(turn.id));
+        }
+        if turn.history && !matches!(turn.body.prompt, PlannedPrompt::Chat(_)) {
+            return Err(PlanError::HistoryNeedsChat(turn.id));
+        }
+        if session.offset_ns > horizon {
+            return Err(PlanError::PastHorizon {
+                id: turn.id,
+                offset_ns: session.offset_ns.0,
+                horizon_ns: horizon.0,
+            });
         }
     }
     Ok(())
