@@ -38,6 +38,12 @@ pub trait Executor: Send {
         sink: &mut dyn LogitSink,
     ) -> Result<ForwardTiming, String>;
 
+    /// The token at `position` of request `id` from a backend that chooses tokens without logits,
+    /// asked for sequences that fork from another; `None` takes the other's.
+    fn own_token(&mut self, _id: RequestId, _position: usize) -> Option<TokenId> {
+        None
+    }
+
     /// Replaces the KV pool; its contents are lost.
     fn resize_kv(&mut self, block_size: usize, num_blocks: usize);
 

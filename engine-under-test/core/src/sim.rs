@@ -211,6 +211,10 @@ impl Executor for SimExecutor {
         Ok(timing)
     }
 
+    fn own_token(&mut self, id: RequestId, position: usize) -> Option<TokenId> {
+        Some(simulated_token(id, position, self.vocab))
+    }
+
     fn resize_kv(&mut self, _block_size: usize, _num_blocks: usize) {}
 
     fn kv_bytes(&self) -> usize {
@@ -288,6 +292,11 @@ impl Executor for ScriptedExecutor {
             scripted.unwrap_or_else(|| simulated_token(id, position, vocab))
         });
         Ok(ForwardTiming::default())
+    }
+
+    fn own_token(&mut self, id: RequestId, position: usize) -> Option<TokenId> {
+        let scripted = self.script.take(id, position);
+        Some(scripted.unwrap_or_else(|| simulated_token(id, position, self.vocab)))
     }
 
     fn resize_kv(&mut self, _block_size: usize, _num_blocks: usize) {}

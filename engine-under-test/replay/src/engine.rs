@@ -92,6 +92,16 @@ impl EngineLayer {
                 "must be at least 1 and at most 1024",
             ));
         }
+        let places = self.engine.config().max_num_seqs as u64;
+        if n > places {
+            let problem = format!("is above max_num_seqs = {places}; lower it");
+            return Err(ReplayError::field("n", n, problem));
+        }
+        // Each sequence keeps its own tokens.
+        if prompt.len().saturating_mul(n as usize) > tokens::MAX_TOKENS {
+            let problem = "times the prompt is above 16,777,216 tokens";
+            return Err(ReplayError::field("n", n, problem));
+        }
         let names: Vec<String> = (0..n).map(|i| sequence_name(&name, i)).collect();
         if let Some(live) = names.iter().find(|name| self.live(name).is_some()) {
             return Err(ReplayError::DuplicateRequest(live.clone()));

@@ -8,7 +8,7 @@ use crate::error::ReplayError;
 use crate::fields::wrong;
 
 /// Tokens in one line at most: a script line must not be able to ask for all memory.
-const MAX_TOKENS: usize = 1 << 24;
+pub(crate) const MAX_TOKENS: usize = 1 << 24;
 
 /// The tokens that `value` stands for; `{"range":[1,4]}` is 1, 2, 3.
 pub(crate) fn parse(key: &str, value: &Value) -> Result<Vec<TokenId>, ReplayError> {

@@ -14,6 +14,12 @@ use crate::policy::{Allocator, Policy, StepPlan, View};
 /// Chunk sizes are multiples of this, or of `low` where that is less.
 const GRANULE_TOKENS: usize = 32;
 
+/// Stages at most: each is a chunk size that is kept.
+const MAX_STAGES: usize = 1024;
+
+/// Largest chunk and longest schedule, in tokens; their product with the stages fits 64 bits.
+const MAX_SHRINKING_TOKENS: usize = 1 << 32;
+
 /// The policy `shrinking`.
 #[derive(Debug)]
 pub(crate) struct Shrinking {
@@ -44,6 +50,27 @@ impl Shrinking {
                 value: options.high.to_string(),
                 problem: "chunks fall from high to low, and high is the smaller one",
                 fix: "raise high or lower low",
+            });
+        }
+        let bounded = [
+            (
+                "scheduling.shrinking.high",
+                options.high,
+                MAX_SHRINKING_TOKENS,
+            ),
+            (
+                "scheduling.shrinking.max_tokens",
+                options.max_tokens,
+                MAX_SHRINKING_TOKENS,
+            ),
+            ("scheduling.shrinking.stages", options.stages, MAX_STAGES),
+        ];
+        if let Some(&(key, value, _)) = bounded.iter().find(|(_, value, most)| value > most) {
+            return Err(PlanError::Setting {
+                key,
+                value: value.to_string(),
+                problem: "more than 1024 stages or 2^32 tokens",
+                fix: "lower it",
             });
         }
         if options.stages > options.max_tokens {

@@ -116,6 +116,8 @@ impl DiskTier {
                 }
                 match inspect(&path, &key) {
                     Some((tick, bytes)) => found.push((tick, key, bytes)),
+                    // Not of our making: never found, and not ours to remove.
+                    None if path.is_dir() => {}
                     None => {
                         fs::remove_file(&path)
                             .map_err(TierError::io(&path, "torn, and cannot be removed"))?;

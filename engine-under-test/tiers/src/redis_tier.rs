@@ -239,7 +239,9 @@ impl RedisTier {
     /// Asks which of the keys are there, as far as the first that is not.
     fn leading_on_server(&self, keys: &[TierKey]) -> usize {
         let names = keys.iter().map(|key| self.name(key)).collect();
-        let exist = match self.link.borrow_mut().ask(Job::Exist(names)) {
+        // Its own statement: the arms below borrow the link again.
+        let answer = self.link.borrow_mut().ask(Job::Exist(names));
+        let exist = match answer {
             Ok(Some(Answer::Exist(exist))) => exist,
             Ok(_) => return 0,
             Err(_) => {

@@ -16,7 +16,7 @@ pub(super) type Choice = (TokenId, Option<TokenLogprobs>);
 
 impl Engine {
     /// Lets the followers of `leader`, whose prompt is computed, start. `choices` has each one's
-    /// first token, or nothing where the backend gives no logits: then it is the leader's.
+    /// first token, or nothing where the backend gives no logits: then the backend is asked for it.
     pub(super) fn fork(
         &mut self,
         leader: RequestId,
@@ -31,10 +31,14 @@ impl Engine {
         let (computed, cached_tokens) = (live.computed, live.admitted.unwrap_or(0));
         let mut choices = choices.into_iter();
         for id in followers {
-            let (token, logprobs) = choices.next().unwrap_or_else(|| own.clone());
             let Some(follower) = self.requests.get_mut(&id) else {
                 continue;
             };
+            let chosen = choices.next().or_else(|| {
+                let token = self.executor.own_token(id, follower.seq.len())?;
+                Some((token, None))
+            });
+            let (token, logprobs) = chosen.unwrap_or_else(|| own.clone());
             follower.leader = None;
             follower.computed = computed;
             follower.admitted = Some(cached_tokens);

@@ -62,6 +62,21 @@ fn blocks_come_back_after_a_restart_in_the_order_of_their_writes() {
 }
 
 #[test]
+fn a_directory_in_the_place_of_a_block_is_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut tier = open(dir.path());
+    tier.put(&key(0), &image(0, 50)).unwrap();
+    drop(tier);
+    let block = only_block(dir.path());
+    fs::remove_file(&block).unwrap();
+    fs::create_dir(&block).unwrap();
+    let mut tier = open(dir.path());
+    assert_eq!(tier.blocks(), 0);
+    assert!(!tier.get(&key(0), &mut Vec::new()).unwrap());
+    assert!(block.is_dir());
+}
+
+#[test]
 fn a_file_cut_at_any_length_is_never_returned() {
     let dir = tempfile::tempdir().unwrap();
     open(dir.path()).put(&key(3), &image(3, 40)).unwrap();

@@ -176,3 +176,16 @@ fn a_password_is_used_and_not_shown() {
     options.password = Some(Secret::new("hunter2".to_owned()));
     assert!(tier(&options, 1).put(&key(0), b"x").unwrap().stored);
 }
+
+/// Needs no server: nothing listens on a port that was just given back.
+#[test]
+fn a_lookup_as_the_first_thing_asked_of_a_dead_server_finds_nothing() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    drop(listener);
+    let options = RedisOptions::parse(&format!("redis://127.0.0.1:{port}/0")).unwrap();
+    let tier = tier(&options, 1);
+    assert_eq!(tier.leading(&[key(0)]), 0);
+    assert!(tier.is_resting(), "a failed lookup is a failure");
+    assert_eq!(tier.leading(&[key(0)]), 0);
+}

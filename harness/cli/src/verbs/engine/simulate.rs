@@ -25,6 +25,9 @@ use crate::verbs::engine::summary::Summary;
 /// Token ids of simulated prompts and outputs.
 const VOCAB: usize = 32_000;
 
+/// Thirty years: far from where the clock, in nanoseconds, would run over.
+const LATEST_ARRIVAL: Nanos = Nanos::from_secs(1_000_000_000);
+
 /// Steps between two looks at the display.
 const STEPS_PER_REPORT: u64 = 4096;
 
@@ -78,6 +81,14 @@ fn read_trace(args: &SimulateArgs) -> Result<Vec<TraceRow>> {
         "{}: no request in it",
         args.trace.display()
     );
+    if let Some(late) = rows.iter().find(|row| row.arrival_ns > LATEST_ARRIVAL) {
+        bail!(
+            "{}: a request arrives {} s after the start; at most {} s can be simulated",
+            args.trace.display(),
+            late.arrival_ns.0 / 1_000_000_000,
+            LATEST_ARRIVAL.0 / 1_000_000_000
+        );
+    }
     Ok(rows)
 }
 
@@ -128,7 +139,20 @@ fn config(args: &SimulateArgs, rows: &[TraceRow]) -> Result<EngineConfig> {
         "num_blocks",
         json!(args.num_blocks.unwrap_or(everything + 1)),
     );
-    set("max_batched_tokens", json!(args.max_batched_tokens));
+    let whole = ["monolithic", "decode_priority_monolithic"];
+    // Policies of whole prompts need steps that hold the longest.
+    let budget = match args
+        .policy
+        .as_deref()
+        .is_some_and(|name| whole.contains(&name))
+    {
+        true => {
+            set("chunked", json!(false));
+            args.max_batched_tokens.max(longest + 1)
+        }
+        false => args.max_batched_tokens,
+    };
+    set("max_batched_tokens", json!(budget));
     set("max_num_seqs", json!(args.max_num_seqs));
     set("max_model_len", json!(longest + 1));
     Ok(pb_replay::engine_config(&Value::Object(keys))?)
