@@ -4,8 +4,8 @@
 //! first, so that every other key of the line wins over it.
 
 use pb_contract::{
-    CacheOptions, EngineConfig, Fault, KvDtype, Numerics, PrefixCacheKind, Preset, Scheduling,
-    TierOptions,
+    CacheOptions, EngineConfig, Fault, FaultClass, KvDtype, Numerics, PrefixCacheKind, Preset,
+    Scheduling, TierOptions,
 };
 use serde_json::{Map, Value};
 
@@ -13,7 +13,7 @@ use crate::error::ReplayError;
 use crate::fields::{Fields, wrong};
 
 /// Keys whose values are names with hyphens; scripts may write underscores.
-const HYPHENATED: &[&str] = &[
+pub(crate) const HYPHENATED: &[&str] = &[
     "prefix_cache",
     "queue",
     "running_order",
@@ -63,6 +63,10 @@ pub(crate) fn parse(mut fields: Fields) -> Result<EngineConfig, ReplayError> {
         preset.apply(&mut config);
     }
     let mut config = patched(config, fields.take_all())?;
+    if config.fault.class() == Some(FaultClass::Numerics) {
+        let problem = "acts in the forward pass, and a replay has none";
+        return Err(ReplayError::field("fault", config.fault, problem));
+    }
     let usable = config
         .num_blocks
         .saturating_sub(usize::from(config.cache.null_block));

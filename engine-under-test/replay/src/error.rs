@@ -19,7 +19,10 @@ pub enum ReplayError {
     /// A line came before the `config` line.
     #[error("op = {0:?}: the script must start with a config line")]
     NoConfig(String),
-    /// A key is missing, unknown or has a wrong value.
+    /// A key that the line must have is not there.
+    #[error("{0} is missing")]
+    Missing(String),
+    /// A key is unknown or has a wrong value.
     #[error("{key} = {value}: {problem}")]
     Field {
         /// Key.
@@ -75,7 +78,7 @@ impl ReplayError {
             ReplayError::Syntax(_) => "syntax",
             ReplayError::UnknownOp { .. } => "unknown_op",
             ReplayError::NoConfig(_) => "no_config",
-            ReplayError::Field { .. } => "field",
+            ReplayError::Missing(_) | ReplayError::Field { .. } => "field",
             ReplayError::Config(_) => "config",
             ReplayError::UnknownRequest(_) => "unknown_request",
             ReplayError::DuplicateRequest(_) => "duplicate_request",

@@ -30,7 +30,7 @@ impl Fields {
 
     pub(crate) fn required(&mut self, key: &str) -> Result<Value, ReplayError> {
         self.take(key)
-            .ok_or_else(|| ReplayError::field(key, (), "is missing"))
+            .ok_or_else(|| ReplayError::Missing(key.to_owned()))
     }
 
     pub(crate) fn text(&mut self, key: &str) -> Result<String, ReplayError> {

@@ -19,6 +19,7 @@ mod config;
 mod engine;
 mod error;
 mod fields;
+mod manager;
 mod state;
 mod tokens;
 mod tree;
@@ -80,25 +81,24 @@ impl Replay {
         let mut fields = Fields::new(&value)?;
         let op = fields.text("op")?;
         if op == "config" {
-            self.layer = Layer::Unset;
-            return self.configure(text, fields);
+            return self.configure(&value, fields);
         }
         match &mut self.layer {
             Layer::Unset => Err(ReplayError::NoConfig(op)),
             Layer::Engine(layer) => layer.answer(&op, fields),
             Layer::Tree(layer) => layer.answer(&op, fields),
-            Layer::Manager(runner) => manager_line(runner, text),
+            Layer::Manager(runner) => manager::line(runner, &value),
         }
     }
 
-    fn configure(&mut self, text: &str, mut fields: Fields) -> Result<Value, ReplayError> {
+    fn configure(&mut self, line: &Value, mut fields: Fields) -> Result<Value, ReplayError> {
         let layer = fields.optional_text("layer")?;
         self.layer = match layer.as_deref().unwrap_or("engine") {
             "engine" => Layer::Engine(Box::new(EngineLayer::new(fields)?)),
             "cache" => Layer::Tree(TreeLayer::new(fields)?),
             "manager" => {
                 let mut runner = pb_kv::script::ScriptRunner::default();
-                manager_line(&mut runner, text)?;
+                manager::line(&mut runner, line)?;
                 Layer::Manager(Box::new(runner))
             }
             other => {
@@ -110,18 +110,5 @@ impl Replay {
             }
         };
         Ok(json!({}))
-    }
-}
-
-fn manager_line(
-    runner: &mut pb_kv::script::ScriptRunner,
-    text: &str,
-) -> Result<Value, ReplayError> {
-    let answer = runner
-        .line(text)
-        .map_err(|e| ReplayError::Manager(e.to_string()))?;
-    match answer["broken"].as_str() {
-        Some(law) => Err(ReplayError::BrokenLaw(law.to_owned())),
-        None => Ok(answer),
     }
 }

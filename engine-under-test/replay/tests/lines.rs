@@ -258,3 +258,37 @@ fn locks_of_the_tree_have_names() {
     assert_eq!(answers[8], json!({"evicted_tokens": 2}));
     assert_eq!(answers[9]["error"]["kind"], "unknown_op");
 }
+
+#[test]
+fn a_config_that_fails_leaves_the_engine_as_it_was() {
+    let add = r#"{"op":"add","id":"a","tokens":[1,2,3],"max_tokens":1}"#;
+    let bad = r#"{"op":"config","num_blocks":0}"#;
+    let (_, answers) = after(&[CONFIG, add, bad, r#"{"op":"step"}"#]);
+    assert_eq!(answers[2]["error"]["kind"], "field");
+    assert_eq!(answers[3]["scheduled"][0]["count"], 3);
+}
+
+#[test]
+fn a_fault_of_the_forward_pass_is_refused() {
+    let config = r#"{"op":"config","num_blocks":8,"fault":"mask_sees_future"}"#;
+    let message = last(&[config])["error"]["message"].clone();
+    assert!(message.as_str().unwrap().contains("fault"), "{message}");
+}
+
+#[test]
+fn the_manager_layer_has_defaults_pieces_and_underscores() {
+    let (replay, answers) = after(&[
+        r#"{"op":"config","layer":"manager","block_size":4,"num_blocks":8,
+            "placement":"unhashed_to_head"}"#,
+        r#"{"op":"add","id":"r0","tokens":{"range":[0,10]},"salt":"s"}"#,
+        r#"{"op":"kv.allocate","id":"r0","tokens":10}"#,
+        r#"{"op":"kv.commit"}"#,
+        r#"{"op":"add","id":"r1","tokens":[{"range":[0,8]},9,9],"salt":"s"}"#,
+        r#"{"op":"kv.lookup","id":"r1"}"#,
+        r#"{"op":"fly"}"#,
+    ]);
+    assert_eq!(answers[2]["blocks"], json!([0, 1, 2]));
+    assert_eq!(answers[5], json!({"hit_tokens": 8}));
+    assert_eq!(answers[6]["error"]["kind"], "manager");
+    assert!(!replay.broken());
+}
