@@ -1,5 +1,6 @@
 //! The command line as typed. Nothing here reads a file or the machine.
 
+mod bench;
 mod engine;
 mod mock;
 mod names;
@@ -10,6 +11,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+pub(crate) use bench::{Api, BenchArgs, CacheArg, InputUnit};
 pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateArgs, TraceFormat};
 pub(crate) use mock::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};
 pub(crate) use serve::{LoraModule, ServeArgs, ServeEngineArgs, Switch};
@@ -31,6 +33,7 @@ const EXAMPLES: &str = "Examples:
   prefillbench quickstart --aa                 the same engine twice: must claim no difference
   prefillbench serve --model smollm2-135m      an OpenAI-compatible server on 127.0.0.1:8000
   prefillbench validate --model synthetic      does chunking or caching change the logits?
+  prefillbench bench --base-url http://127.0.0.1:8000 --model M --request-rate 4
   prefillbench calc chunks --budget 512 --decodes 4 --prompt 2048
   prefillbench engine replay --script s.jsonl  the scheduler and cache alone, step by step
   prefillbench trace inspect trace.jsonl       what a recorded workload holds
@@ -75,6 +78,8 @@ pub(crate) enum Verb {
     Engine(EngineArgs),
     /// Inspect, check or convert a recorded workload.
     Trace(TraceArgs),
+    /// Measure any OpenAI-compatible endpoint under a seeded load.
+    Bench(Box<BenchArgs>),
     /// Serve scripted streams with known times, faults and a pretended cache.
     Mock(Box<MockArgs>),
     /// Render a run directory again, finished or interrupted.

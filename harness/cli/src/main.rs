@@ -34,6 +34,7 @@ fn main() -> ExitCode {
         Verb::Calc(args) => verbs::calc::run(&args),
         Verb::Engine(args) => verbs::engine::run(&args),
         Verb::Trace(args) => verbs::trace::run(&args),
+        Verb::Bench(args) => verbs::bench::run(&args),
         Verb::Mock(args) => verbs::mock::run(&args),
         Verb::Report(args) => verbs::report::run(&args),
         Verb::Completions(args) => verbs::completions::run(&args),

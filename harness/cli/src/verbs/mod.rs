@@ -1,5 +1,6 @@
 //! One file a verb.
 
+pub(crate) mod bench;
 pub(crate) mod calc;
 pub(crate) mod completions;
 pub(crate) mod engine;
