@@ -1,5 +1,7 @@
 //! Why a workload cannot be made. Each message names the parameter, its value and the fix.
 
+use crate::trace::TraceError;
+
 /// A workload that cannot be made as asked.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum WorkloadError {
@@ -53,4 +55,48 @@ impl WorkloadError {
             fix: fix.into(),
         }
     }
+}
+
+/// Why a data set cannot be planned.
+#[derive(Debug, thiserror::Error)]
+pub enum DatasetError {
+    /// A parameter, or prompts that repeat.
+    #[error(transparent)]
+    Workload(#[from] WorkloadError),
+    /// A file that cannot be read as what it should be.
+    #[error(transparent)]
+    Trace(#[from] TraceError),
+    /// Too few different prompts.
+    #[error(
+        "num_prompts = {asked}: the data set {dataset} has {unique} to send, and a prompt that is \
+         sent again is found in the prefix cache: ask for fewer, or allow repeats (--allow-repeat)"
+    )]
+    Exhausted {
+        /// Name of the data set.
+        dataset: &'static str,
+        /// Requests or sessions that were asked for.
+        asked: usize,
+        /// Requests or sessions that it has.
+        unique: usize,
+    },
+    /// Prompts that would not fit into memory.
+    #[error(
+        "the planned prompts take {mib} MiB, more than the {limit_mib} MiB that a plan may hold: \
+         ask for fewer requests (--num-prompts), a shorter --duration, fewer rows or shorter \
+         prompts"
+    )]
+    TooLarge {
+        /// What they would take, in MiB.
+        mib: u64,
+        /// What they may take, in MiB.
+        limit_mib: u64,
+    },
+    /// Nothing to send.
+    #[error("the data set {dataset} gives no request: {why}")]
+    Empty {
+        /// Name of the data set.
+        dataset: &'static str,
+        /// What took them all, and what to change.
+        why: String,
+    },
 }

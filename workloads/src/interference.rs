@@ -133,6 +133,97 @@ impl InterferenceParams {
     }
 }
 
+/// What an arm of an interference run has of the workload.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum InterferenceControl {
+    /// All of it.
+    #[default]
+    None,
+    /// No long prompt: gaps as they are without interference.
+    BackgroundOnly,
+    /// The negative control: as many background streams as the server has slots. A long prompt then
+    /// waits until a stream ends, so that its prefill meets a decode batch that is not full, and
+    /// gaps look immune to it. [`decode_coverage`] must call this arm invalid, or it proves nothing
+    /// of the others.
+    Starved {
+        /// Requests that the server runs at once.
+        slots: usize,
+    },
+}
+
+/// The data set `interference`: an arm of the workload.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct InterferenceDataset {
+    /// The workload.
+    pub params: InterferenceParams,
+    /// What the arm has of it.
+    pub control: InterferenceControl,
+}
+
+impl InterferenceDataset {
+    /// The parameters of the arm.
+    ///
+    /// # Errors
+    /// A starved arm without slots.
+    pub(crate) fn arm(&self) -> Result<InterferenceParams, WorkloadError> {
+        let mut params = self.params.clone();
+        if let InterferenceControl::Starved { slots } = self.control {
+            if slots == 0 {
+                let fix = "give the number of requests that the server runs at once";
+                return Err(WorkloadError::parameter("control.slots", 0, fix));
+            }
+            let each = params.background_requests.div_ceil(params.streams.max(1));
+            params.streams = slots;
+            params.background_requests = each.saturating_mul(slots);
+        }
+        params.validate()?;
+        Ok(params)
+    }
+
+    pub(crate) fn is_background_only(&self) -> bool {
+        self.control == InterferenceControl::BackgroundOnly
+    }
+}
+
+/// A step of a server, or a sample of its gauges.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct StepSample {
+    /// Requests that decoded in it.
+    pub decode: usize,
+    /// Prompt tokens that were computed in it.
+    pub prefill_tokens: u64,
+}
+
+/// Whether prefill met a full decode batch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecodeCoverage {
+    /// Samples.
+    pub steps: usize,
+    /// Samples in which a prompt was computed.
+    pub prefill_steps: usize,
+    /// Of those, samples in which every background stream decoded.
+    pub covered_steps: usize,
+    /// A prompt was computed, and every time all background streams decoded.
+    pub valid: bool,
+}
+
+/// Whether gaps between tokens can say anything about prefill: only if the background decoded
+/// while prompts were computed. Where a prompt only got in after a stream had ended, its prefill
+/// disturbed fewer streams than there are, and a run without any prefill shows nothing at all.
+pub fn decode_coverage(samples: &[StepSample], streams: usize) -> DecodeCoverage {
+    let prefill = samples.iter().filter(|sample| sample.prefill_tokens > 0);
+    let covered = prefill.clone().filter(|sample| sample.decode >= streams);
+    let (prefill_steps, covered_steps) = (prefill.count(), covered.count());
+    DecodeCoverage {
+        steps: samples.len(),
+        prefill_steps,
+        covered_steps,
+        valid: prefill_steps > 0 && covered_steps == prefill_steps,
+    }
+}
+
 /// The plan of an interference run: the same `(params, text, seed)` gives the same plan.
 /// Background requests have ids from 0, long prompts follow.
 ///

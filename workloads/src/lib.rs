@@ -13,18 +13,41 @@
 //! ```
 
 pub mod arrivals;
+pub mod dataset;
 pub mod error;
 pub mod interference;
+pub mod length;
+mod plan;
+pub mod ramp;
+mod realise;
 pub mod repeats;
+pub mod shape;
 pub mod shared_prefix;
+pub mod source;
 pub mod text;
 pub mod trace;
 
 pub use arrivals::Arrivals;
-pub use error::WorkloadError;
-pub use interference::{InterferenceParams, interference};
+pub use dataset::{
+    AgentParams, Answers, CustomParams, Dataset, GeneratedSharedPrefix, MixtureClass,
+    PrefixRepetitionParams, RandomParams, ServegenParams, SessionParams, SharegptParams,
+    SyntheticParams, TimedTraceParams, TraceArrivals, TraceParams, TraceTurns,
+};
+pub use error::{DatasetError, WorkloadError};
+pub use interference::{
+    DecodeCoverage, InterferenceControl, InterferenceDataset, InterferenceParams, StepSample,
+    decode_coverage, interference,
+};
+pub use length::{Dist, Length, Real};
+pub use plan::{
+    CacheStart, Facts, HitKnowledge, MAX_PLAN_BYTES, MAX_REQUESTS, PlanOptions, Planned,
+    ideal_hits, plan,
+};
+pub use ramp::{IndexRamp, Leg, Ramp, Stage};
 pub use repeats::{all_bodies, first_blocks_unique, longest_common_prefix};
+pub use shape::{ArrivalKind, LoadShape};
 pub use shared_prefix::{
     SharedPrefix, SharedPrefixParams, planned_hit_tokens, sequential, shared_prefix,
 };
+pub use source::{Form, Source, TokenSource, Tokenizer};
 pub use text::{NONCE_TOKENS, PROSE, TextSource};

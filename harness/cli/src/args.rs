@@ -2,6 +2,8 @@
 
 mod bench;
 mod engine;
+mod leak;
+mod merge;
 mod mock;
 mod names;
 mod serve;
@@ -11,8 +13,13 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-pub(crate) use bench::{Api, BenchArgs, CacheArg, InputUnit};
+pub(crate) use bench::{
+    Above0, Api, ArrivalArg, Backend, BenchArgs, BenchOptions, CacheArg, DatasetName, Format,
+    HttpArg, InputUnit, RampStrategy, Secret, Text, Warmup,
+};
 pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateArgs, TraceFormat};
+pub(crate) use leak::{LeakApi, LeakArgs, LeakUnit};
+pub(crate) use merge::MergeArgs;
 pub(crate) use mock::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};
 pub(crate) use serve::{LoraModule, ServeArgs, ServeEngineArgs, Switch};
 pub(crate) use trace::{
@@ -80,6 +87,10 @@ pub(crate) enum Verb {
     Trace(TraceArgs),
     /// Measure any OpenAI-compatible endpoint under a seeded load.
     Bench(Box<BenchArgs>),
+    /// Join the shards of one schedule into one run.
+    Merge(MergeArgs),
+    /// Show whether one tenant can see what another one sent, by timing or by usage.
+    Leak(Box<LeakArgs>),
     /// Serve scripted streams with known times, faults and a pretended cache.
     Mock(Box<MockArgs>),
     /// Render a run directory again, finished or interrupted.

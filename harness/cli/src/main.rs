@@ -35,6 +35,8 @@ fn main() -> ExitCode {
         Verb::Engine(args) => verbs::engine::run(&args),
         Verb::Trace(args) => verbs::trace::run(&args),
         Verb::Bench(args) => verbs::bench::run(&args),
+        Verb::Merge(args) => verbs::merge::run(&args),
+        Verb::Leak(args) => verbs::leak::run(&args),
         Verb::Mock(args) => verbs::mock::run(&args),
         Verb::Report(args) => verbs::report::run(&args),
         Verb::Completions(args) => verbs::completions::run(&args),

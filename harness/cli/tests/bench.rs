@@ -1,12 +1,13 @@
 //! `bench` against the ground-truth server: known times, failures, the cache, the run directory.
 
+mod bench_common;
 mod common;
 
 use std::path::Path;
-use std::process::Output;
 
-use common::{run, stderr, stdout};
-use pb_mock::{CacheModel, Dist, Handle, Mock, MockOptions, ResetStyle, Script, Timing};
+use bench_common::{LATENCIES, bench, document, quick, read, reasons};
+use common::{stderr, stdout};
+use pb_mock::{Mock, MockOptions, Script};
 use serde_json::Value;
 
 /// The published worked stream from a server that counts its tokens as it goes, so that the wire
@@ -19,81 +20,6 @@ const COUNTED: &str = r#"{"streams":[{"events":[
     {"at_ms":410,"content":"","finish":"stop"},
     {"at_ms":415,"usage":{"prompt_tokens":9,"completion_tokens":5}},
     {"at_ms":416,"done":true}]}]}"#;
-
-/// The latencies of the document.
-const LATENCIES: [&str; 8] = [
-    "ttft_ms",
-    "ttfr_ms",
-    "service_ttft_ms",
-    "itl_ms",
-    "event_gap_ms",
-    "tpot_ms",
-    "e2e_ms",
-    "driver_lag_ms",
-];
-
-/// A server that answers fast.
-fn quick(options: MockOptions) -> Handle {
-    let timing = Timing {
-        ttft_ns: Dist::Fixed(5e6),
-        itl_ns: Dist::Fixed(1e6),
-        ..Timing::default()
-    };
-    Mock::start(MockOptions { timing, ..options }).expect("the server starts")
-}
-
-/// Runs `bench` with 16 tokens in and 4 out, in a directory `name` of `dir`.
-fn bench(server: &str, dir: &Path, name: &str, args: &[&str]) -> Output {
-    let out = dir.join(name);
-    let out = out.to_str().expect("UTF-8");
-    let fixed = [
-        "bench",
-        "--base-url",
-        server,
-        "--model",
-        "mock",
-        "--random-input-len",
-        "32",
-        "--random-output-len",
-        "4",
-        "--out",
-        out,
-    ];
-    run(&[&fixed[..], args].concat())
-}
-
-/// The document, whose exit code fits what it says of itself. The client may have been late on a
-/// busy machine; then it must say so.
-fn document(output: &Output) -> Value {
-    let text = stdout(output);
-    let doc: Value = serde_json::from_str(&text).unwrap_or_else(|error| {
-        panic!("{error}: {text}{}", stderr(output));
-    });
-    let counts = &doc["counts"];
-    let count = |key: &str| counts[key].as_u64().expect("a count");
-    let ends = ["ok", "failed", "truncated", "incomplete", "not_offered"];
-    assert_eq!(ends.map(count).iter().sum::<u64>(), count("offered"));
-    let failures = doc["failures"].as_object().expect("an object");
-    let failed: u64 = failures.values().filter_map(Value::as_u64).sum();
-    assert_eq!(failed + count("ok"), count("offered"));
-    let valid = doc["validity"]["valid"].as_bool().expect("a truth value");
-    let reasons = doc["validity"]["reasons"].as_array().expect("a list");
-    assert_eq!(valid, reasons.is_empty(), "{reasons:?}");
-    let expected = match (count("ok"), valid) {
-        (0, _) => 1,
-        (_, true) => 0,
-        (_, false) => 3,
-    };
-    assert_eq!(output.status.code(), Some(expected), "{text}");
-    doc
-}
-
-/// The reasons against the run that are not the client's own lateness.
-fn reasons(doc: &Value) -> Vec<&str> {
-    let reasons = doc["validity"]["reasons"].as_array().expect("a list");
-    let texts = reasons.iter().filter_map(Value::as_str);
-    texts.filter(|text| !text.contains("driver lag")).collect()
-}
 
 /// Whether a time in ms is that of the script. A time from the start is never early; each is late
 /// by no more than a busy machine may be, and a gap is short by as much after a late event.
@@ -155,9 +81,11 @@ fn the_worked_stream_comes_out_of_the_real_client() {
 }
 
 #[test]
-fn a_bundle_that_only_the_final_usage_shows_leaves_the_time_a_token_unknown() {
+fn a_bundle_that_only_the_final_usage_shows_counts_in_the_time_a_token() {
     let doc = scripted(Script::worked_stream());
-    assert!(doc["tpot_ms"].is_null(), "{}", doc["tpot_ms"]);
+    // 200 ms from the first to the last of five tokens.
+    assert_eq!(doc["tpot_ms"]["n"], 3);
+    close(&doc, "tpot_ms", "p50", 50.0);
 }
 
 /// Twelve requests of which the server refuses every third, recorded in `dir`.
@@ -191,32 +119,35 @@ fn the_document_has_the_promised_keys_and_its_counts_add_up() {
         (&8.into(), &4.into())
     );
     assert_eq!(doc["failures"], serde_json::json!({"http_status": 4}));
-    let keys: Vec<&str> = doc
-        .as_object()
-        .expect("an object")
-        .keys()
-        .map(|k| &**k)
-        .collect();
-    let others = [
-        "stalls",
-        "tokens",
-        "rates",
-        "cache",
-        "validity",
-        "schedule_sha256",
-        "seed",
-    ];
-    assert_eq!(
-        keys,
-        [&["counts", "failures"], &LATENCIES[..], &others].concat()
-    );
+    for (key, parts) in [
+        (
+            "counts",
+            "offered ok failed truncated incomplete not_offered",
+        ),
+        ("stalls", "count total_ms share"),
+        (
+            "tokens",
+            "input_planned input_served output output_estimated bundled_share",
+        ),
+        ("rates", "offered_rps achieved_rps output_tps goodput_rps"),
+        (
+            "cache",
+            "state planned_hit_tokens measured_hit_tokens known_rows",
+        ),
+        ("validity", "valid reasons"),
+    ] {
+        let object = doc[key].as_object().expect(key);
+        for part in parts.split(' ') {
+            assert!(object.contains_key(part), "{key}.{part}");
+        }
+    }
+    assert_eq!(doc["seed"], 1);
+    assert_eq!(doc["schedule_sha256"].as_str().map(str::len), Some(64));
     for key in LATENCIES {
-        let fields: Vec<&String> = doc[key].as_object().expect(key).keys().collect();
-        assert_eq!(
-            fields,
-            ["n", "mean", "p50", "p90", "p95", "p99", "p999", "max"],
-            "{key}"
-        );
+        let spread = doc[key].as_object().expect(key);
+        for field in ["n", "mean", "p50", "p90", "p95", "p99", "p999", "max"] {
+            assert!(spread.contains_key(field), "{key}.{field}");
+        }
     }
     assert_eq!(doc["ttft_ms"]["n"], 8);
     assert_eq!(doc["driver_lag_ms"]["n"], 12);
@@ -231,7 +162,7 @@ fn the_document_has_the_promised_keys_and_its_counts_add_up() {
 fn the_directory_has_every_row_and_no_secret() {
     let dir = tempfile::tempdir().expect("a directory");
     let doc = thirds(dir.path());
-    let read = |name: &str| std::fs::read_to_string(dir.path().join("r").join(name)).expect(name);
+    let read = |name: &str| read(dir.path(), "r", name);
     assert_eq!(read("requests.csv").lines().count(), 1 + 12);
     assert_eq!(read("tokens.csv").lines().count(), 1 + 8 * 4);
     assert_eq!(
@@ -251,28 +182,6 @@ fn the_directory_has_every_row_and_no_secret() {
 }
 
 #[test]
-fn a_run_in_which_every_request_fails_is_a_failure_without_percentiles() {
-    let server = quick(MockOptions {
-        faults: vec!["status:500".parse().expect("a fault")],
-        ..MockOptions::default()
-    });
-    let dir = tempfile::tempdir().expect("a directory");
-    let args = ["--num-prompts", "5", "--json"];
-    let output = bench(&server.base_url(), dir.path(), "r", &args);
-    let doc = document(&output);
-    assert_eq!(output.status.code(), Some(1));
-    let told = stderr(&output);
-    assert!(told.contains("request 0: HTTP 500"), "{told}");
-    assert_eq!(
-        (&doc["counts"]["offered"], &doc["counts"]["failed"]),
-        (&5.into(), &5.into())
-    );
-    for key in LATENCIES {
-        assert!(doc[key].is_null(), "{key}: {}", doc[key]);
-    }
-}
-
-#[test]
 fn a_target_that_cannot_be_reached_is_told_before_anything_is_written() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let url = format!("http://{}", listener.local_addr().expect("an address"));
@@ -282,48 +191,6 @@ fn a_target_that_cannot_be_reached_is_told_before_anything_is_written() {
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains(&url), "{}", stderr(&output));
     assert!(!dir.path().join("r").exists());
-}
-
-#[test]
-fn a_cold_cache_is_proved_where_an_earlier_run_left_it_warm() {
-    let (number, dir) = ("6", tempfile::tempdir().expect("a directory"));
-    for reset in [ResetStyle::WhenIdle, ResetStyle::Absent] {
-        let cache = CacheModel {
-            reset,
-            ..CacheModel::default()
-        };
-        let server = quick(MockOptions {
-            cache,
-            ..MockOptions::default()
-        });
-        let measure = |name: &str, cache: &str| {
-            let name = format!("{reset:?}-{name}");
-            let args = [
-                "--request-rate",
-                "100",
-                "--num-prompts",
-                number,
-                "--cache",
-                cache,
-                "--json",
-            ];
-            document(&bench(&server.base_url(), dir.path(), &name, &args))
-        };
-        let (first, warm) = (measure("first", "asis"), measure("warm", "asis"));
-        assert_eq!(first["cache"]["measured_hit_tokens"], 0);
-        // Of 32 tokens the last block is computed again, so one block of 16 is found.
-        assert_eq!(warm["cache"]["measured_hit_tokens"], 6 * 16);
-        assert_eq!(warm["cache"]["state"], "asis");
-        assert!(warm["cache"]["planned_hit_tokens"].is_null());
-        let cold = measure("cold", "cold");
-        let expected = serde_json::json!({
-            "state": "cold", "planned_hit_tokens": 0, "measured_hit_tokens": 0, "known_rows": 6
-        });
-        assert_eq!(cold["cache"], expected, "{reset:?}");
-        assert_eq!(reasons(&cold), [""; 0]);
-        // What was sent before does not change what is sent.
-        assert_eq!(cold["schedule_sha256"], warm["schedule_sha256"]);
-    }
 }
 
 #[test]
@@ -389,11 +256,21 @@ fn bad_usage_says_what_to_write() {
         (&["--header", "novalue"], "NAME=VALUE"),
         (&["--api-key-env", "PREFILLBENCH_NO_SUCH_KEY"], "not set"),
         (&["--api", "chat", "--input-unit", "ids"], "use text"),
-        (
-            &["--max-concurrency", "2", "--request-rate", "3"],
-            "leave one out",
-        ),
+        (&["--arrival", "poisson"], "--arrival"),
+        (&["--arrival", "closed"], "max_concurrency"),
         (&["--duration", "3"], "--request-rate or --max-concurrency"),
+        (&["--port", "1"], "leave --host and --port out"),
+        (&["--api", "chat", "--backend", "openai"], "leave one out"),
+        (&["--gsp-num-groups", "2"], "--dataset-name shared-prefix"),
+        (&["--dataset-name", "sharegpt"], "--dataset-path"),
+        (&["--ramp-up-strategy", "linear"], "go together"),
+        (&["--percentile-metrics", "speed"], "--percentile-metrics"),
+        (&["--metric-percentiles", "101"], "--metric-percentiles"),
+        (&["--shard", "2/2"], "0/2"),
+        (&["--extra-body", "[1]"], "JSON object"),
+        (&["--slo", "ttft:5@2"], "share"),
+        (&["--server", "vLLM"], "trt-llm"),
+        (&["--api-key-file", "/nonexistent/key"], "--api-key-file"),
         (&["--burstiness", "0.5"], "--request-rate too"),
         (&["--endpoint", "v1/completions"], "begin with /"),
     ] {

@@ -6,6 +6,7 @@
 //! finished run can be judged again by a newer judge.
 
 pub mod ab;
+pub mod leak;
 pub mod numerics;
 pub mod real;
 pub mod run;

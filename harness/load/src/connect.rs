@@ -9,7 +9,7 @@ use std::path::Path;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, Waker};
 
 use pb_contract::{Clock, FailKind, Nanos, WallClock};
 use rustls::pki_types::pem::PemObject;
@@ -22,6 +22,7 @@ use tokio_rustls::TlsConnector;
 use tokio_rustls::client::TlsStream;
 
 use crate::endpoint::{Endpoint, HttpVersion};
+use crate::lag::{ReadLag, ReadLags};
 use crate::stamps::Stamped;
 
 /// A connection that could not be made.
@@ -62,8 +63,8 @@ pub struct ConnectTimes {
 /// An open byte stream to the server.
 #[derive(Debug)]
 pub(crate) enum Socket {
-    Plain(Stamped<TcpStream>),
-    Tls(Box<TlsStream<Stamped<TcpStream>>>),
+    Plain(Stamped),
+    Tls(Box<TlsStream<Stamped>>),
 }
 
 /// Makes byte streams to one endpoint.
@@ -74,6 +75,7 @@ pub(crate) struct Connector {
     preferred: AtomicUsize,
     tls: Option<(TlsConnector, ServerName<'static>)>,
     times: Mutex<ConnectTimes>,
+    lags: Arc<ReadLags>,
 }
 
 impl std::fmt::Debug for Connector {
@@ -109,6 +111,7 @@ impl Connector {
                 dns_ns,
                 ..ConnectTimes::default()
             }),
+            lags: Arc::default(),
         })
     }
 
@@ -116,8 +119,17 @@ impl Connector {
         &self.endpoint
     }
 
+    pub(crate) fn addresses(&self) -> usize {
+        self.addresses.len()
+    }
+
     pub(crate) fn times(&self) -> ConnectTimes {
         *self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How late the connections were read.
+    pub(crate) fn read_lag(&self) -> ReadLag {
+        self.lags.summary()
     }
 
     /// Counts a connection that a request had to wait for.
@@ -132,7 +144,7 @@ impl Connector {
         let socket = self.tcp().await?;
         socket.set_nodelay(true).map_err(|e| self.refused(&e))?;
         let connected = WallClock.now();
-        let stamped = Stamped::new(socket);
+        let stamped = Stamped::new(socket, Arc::clone(&self.lags));
         let socket = match &self.tls {
             None => Socket::Plain(stamped),
             Some((connector, name)) => {
@@ -201,7 +213,7 @@ impl Connector {
 
     /// The server must have agreed to the protocol that was asked for; one that does not take
     /// part in the agreement speaks HTTP/1.1.
-    fn check_protocol(&self, stream: &TlsStream<Stamped<TcpStream>>) -> Result<(), ConnectFailure> {
+    fn check_protocol(&self, stream: &TlsStream<Stamped>) -> Result<(), ConnectFailure> {
         let agreed = stream.get_ref().1.alpn_protocol();
         let wanted = protocol(self.endpoint.http_version());
         let silent_http1 = agreed.is_none() && wanted == HTTP1;
@@ -281,6 +293,19 @@ impl Socket {
         match self {
             Socket::Plain(stream) => stream.stamps(),
             Socket::Tls(stream) => stream.get_ref().0.stamps(),
+        }
+    }
+
+    /// Whether the peer of an idle connection has said nothing and not hung up.
+    pub(crate) fn is_quiet(&mut self) -> bool {
+        match self {
+            Socket::Plain(stream) => stream.is_quiet(),
+            // What waits may be a record of TLS itself, which says nothing to us.
+            Socket::Tls(stream) => {
+                let (mut byte, mut cx) = ([0], Context::from_waker(Waker::noop()));
+                let read = Pin::new(stream).poll_read(&mut cx, &mut ReadBuf::new(&mut byte));
+                read.is_pending()
+            }
         }
     }
 }

@@ -4,9 +4,8 @@
 //! that answers 200 may still have been refused (`{"success": false}`), and only a probe whose
 //! usage says zero cached tokens proves a cold cache.
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 pub use hyper::Method;
-use hyper::header::{HeaderName, HeaderValue};
 use pb_contract::wire::{
     CompletionRequest, CompletionResponse, Prompt, SamplingFields, TokenizeRequest,
     TokenizeResponse, Usage,
@@ -19,9 +18,9 @@ use serde_json::Value;
 use crate::endpoint::Endpoint;
 use crate::error::LoadError;
 use crate::error_body::error_text;
-use crate::http::{Conn, SendFailure, request};
-use crate::request::chain;
+use crate::http::{Conn, Read};
 use crate::timer_wall::pause;
+use crate::wire::request;
 
 /// Time between two tries.
 const RETRY: Nanos = Nanos::from_millis(50);
@@ -293,24 +292,20 @@ impl Control {
     ) -> Result<Exchange, String> {
         let opened = Conn::open(&self.endpoint).await;
         let mut conn = opened.map_err(|failure| format!("cannot connect: {}", failure.message))?;
-        let built = request(&self.endpoint, method, route, "*/*", body);
+        let built = request(&self.endpoint, method, route, "*/*", body, None);
         let sent = conn.send(built.map_err(|error| error.to_string())?).await;
-        let response = sent.map_err(|failure| match failure {
-            SendFailure::Unsent(_) => "the server hung up".to_owned(),
-            SendFailure::Broken(error) => chain(&error),
-        })?;
-        let (head, mut rest) = response.into_parts();
-        let mut body = BytesMut::new();
-        while let Some(chunk) = conn.chunk(&mut rest).await {
-            body.extend_from_slice(&chunk.map_err(|error| chain(&error))?);
+        let head = sent.map_err(|failure| failure.text())?;
+        let mut body = Vec::new();
+        loop {
+            match conn.read(|_, bytes| body.extend_from_slice(bytes)).await {
+                Read::Data => {}
+                Read::End => break,
+                Read::Broken(broken) => return Err(broken.text),
+            }
         }
-        let text = |(name, value): (&HeaderName, &HeaderValue)| {
-            let value = String::from_utf8_lossy(value.as_bytes()).into_owned();
-            (name.as_str().to_owned(), value)
-        };
         Ok(Exchange {
-            status: head.status.as_u16(),
-            headers: head.headers.iter().map(text).collect(),
+            status: head.status,
+            headers: head.fields().collect(),
             body: String::from_utf8_lossy(&body).into_owned(),
         })
     }

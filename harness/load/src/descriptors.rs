@@ -1,4 +1,5 @@
-//! File descriptors: every connection needs one, and the usual limit is 1,024.
+//! What every connection needs of this machine: a file descriptor, of which the usual limit is
+//! 1,024, and a local port, of which there are some 28,000 for each address of the target.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
@@ -27,10 +28,48 @@ pub fn ensure_descriptors(connections: usize) -> Result<(), LoadError> {
         return Ok(());
     };
     let needed = connections as u64 + open_now() + SPARE;
-    if needed > limit {
-        return Err(LoadError::Descriptors { needed, limit });
+    if needed <= limit {
+        return Ok(());
     }
-    Ok(())
+    // A privileged process may go beyond the limit that it was given.
+    let raised = Rlimit {
+        current: Some(needed),
+        maximum: Some(needed),
+    };
+    match setrlimit(Resource::Nofile, raised) {
+        Ok(()) => Ok(()),
+        Err(_) => Err(LoadError::Descriptors { needed, limit }),
+    }
+}
+
+/// Makes sure that this machine has local ports for `connections` to a target of so many
+/// addresses. A port serves one connection to each address.
+///
+/// # Errors
+/// They do not suffice; the message has both numbers.
+pub(crate) fn ensure_ports(connections: usize, addresses: usize) -> Result<(), LoadError> {
+    // Elsewhere the system says it when it has no port left.
+    let Ok(text) = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range") else {
+        return Ok(());
+    };
+    let Some(ports) = ports_in(&text) else {
+        return Ok(());
+    };
+    let available = ports * addresses.max(1) as u64;
+    match connections as u64 > available {
+        true => Err(LoadError::Ports {
+            needed: connections as u64,
+            available,
+        }),
+        false => Ok(()),
+    }
+}
+
+/// Ports in a range such as `32768\t60999`.
+fn ports_in(text: &str) -> Option<u64> {
+    let mut ends = text.split_whitespace().map(|end| end.parse::<u64>().ok());
+    let (first, last) = (ends.next()??, ends.next()??);
+    (last >= first).then(|| last - first + 1)
 }
 
 /// Descriptors that are open now; a guess where the system does not list them.
@@ -47,10 +86,25 @@ mod tests {
         ensure_descriptors(1).unwrap();
         let now = getrlimit(Resource::Nofile);
         assert_eq!(now.current, now.maximum, "the limit is raised");
+        // More than any system has, whoever asks.
+        let needed = 1_usize << 40;
         if let Some(limit) = now.current {
-            let message = ensure_descriptors(limit as usize).unwrap_err().to_string();
+            let message = ensure_descriptors(needed).unwrap_err().to_string();
             assert!(message.contains(&limit.to_string()), "{message}");
             assert!(message.contains("ulimit -n"), "{message}");
         }
+    }
+
+    #[test]
+    fn row_51_ports_are_counted_before_the_run() {
+        assert_eq!(ports_in("32768\t60999\n"), Some(28_232));
+        assert_eq!(ports_in("5 4"), None);
+        assert_eq!(ports_in("x"), None);
+        ensure_ports(1, 1).unwrap();
+        // A port is a number of 16 bits.
+        let message = ensure_ports(70_000, 1).unwrap_err().to_string();
+        assert!(message.contains("70000 local ports"), "{message}");
+        assert!(message.contains("ip_local_port_range"), "{message}");
+        ensure_ports(70_000, 100).unwrap();
     }
 }

@@ -36,6 +36,18 @@ pub enum LoadError {
         /// The limit, already raised as far as it goes.
         limit: u64,
     },
+    /// The system has fewer local ports than the run needs connections.
+    #[error(
+        "client_port_exhausted: the run needs {needed} local ports and this machine has \
+         {available} for the target: widen net.ipv4.ip_local_port_range, give the target more \
+         addresses, or use fewer connections"
+    )]
+    Ports {
+        /// Connections.
+        needed: u64,
+        /// Ports of the range for each address of the target, summed.
+        available: u64,
+    },
     /// The target does not answer.
     #[error("cannot connect: {reason}")]
     Connect {

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 use crate::body::{ChoiceBody, EventBody};
 use crate::error_body::error_text;
 use crate::sse::{SseEvent, SseParser};
+use crate::usual::{Changed, Usual};
 
 /// Where the number of tokens of an event came from, best evidence first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -183,6 +184,8 @@ struct Interpreter {
     /// adds what the events before it did not show, not the whole output again.
     counted: u32,
     keep_text: bool,
+    /// What the events of this stream look like but for their text.
+    usual: Option<Usual>,
 }
 
 impl Interpreter {
@@ -191,6 +194,14 @@ impl Interpreter {
             return;
         }
         self.outcome.first_event.get_or_insert(at);
+        if let Some(usual) = &self.usual
+            && event.error.is_none()
+            && event.event != "error"
+            && let Some(changed) = usual.changed(&event.data)
+        {
+            let choice = Choice::of_text(changed);
+            return self.choices(at, &[choice], None);
+        }
         if let Some(error) = &event.error {
             return self.fail(FailKind::InBandError, error_text(error));
         }
@@ -211,7 +222,12 @@ impl Interpreter {
             Ok(body) if body.error.is_present() => {
                 self.fail(FailKind::InBandError, error_text(&event.data));
             }
-            Ok(body) => self.body(at, &body),
+            Ok(body) => {
+                self.body(at, &body);
+                if let Some(usual) = learn(&event.data, &body) {
+                    self.usual = Some(usual);
+                }
+            }
             Err(error) => {
                 self.fail(FailKind::Protocol, format!("an event is not JSON: {error}"));
             }
@@ -301,6 +317,26 @@ impl Interpreter {
     }
 }
 
+/// What an event teaches about the next ones: one that holds a text, perhaps its token ids, and
+/// nothing else that counts.
+fn learn(data: &str, body: &EventBody<'_>) -> Option<Usual> {
+    let [choice] = body.choices.0.as_slice() else {
+        return None;
+    };
+    let read = Choice::read(&choice.0);
+    let text = read.text?;
+    let only_text = !read.tool_call
+        && !read.reasoning
+        && read.logprobs.is_none()
+        && read.finish_reason.is_none();
+    // Anything in these would be new at each event.
+    let nothing_else = body.usage.is_null() && body.timings.is_null();
+    match only_text && nothing_else {
+        true => Usual::learn(data, text, read.token_ids),
+        false => None,
+    }
+}
+
 /// What one choice of an event says.
 #[derive(Debug)]
 struct Choice<'a> {
@@ -327,6 +363,18 @@ impl<'a> Choice<'a> {
             token_ids: choice.token_ids.length(),
             logprobs: logprobs.tokens.length().or(logprobs.content.length()),
             finish_reason: choice.finish_reason.text(),
+        }
+    }
+
+    /// A choice that has a text, perhaps token ids, and nothing else.
+    fn of_text(changed: Changed<'a>) -> Self {
+        Choice {
+            text: Some(changed.text),
+            tool_call: false,
+            reasoning: false,
+            token_ids: changed.ids,
+            logprobs: None,
+            finish_reason: None,
         }
     }
 

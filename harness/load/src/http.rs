@@ -1,71 +1,117 @@
 //! Connections that are read by the task that waits for them.
 //!
-//! The connection is polled by the very task that reads the response, not by one of its own: a
-//! byte is stamped in the read that returned it and reaches the parser in the same wake-up, with
-//! no scheduler in between. Connections are made before the run, kept, and never shared by two
-//! requests at once, over HTTP/2 neither. A request is never sent twice.
+//! The connection is polled by the very task that reads the response, not by one of its own: what
+//! a read brought reaches the parser in the same wake-up, with no scheduler in between.
+//! Connections are made before the run, kept, and never shared by two requests at once, over
+//! HTTP/2 neither. A request is never sent twice.
 
-use std::future::{Future, poll_fn};
-use std::pin::{Pin, pin};
+use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 
-use bytes::Bytes;
-use http_body_util::{BodyExt, Full};
-use hyper::body::Incoming;
-use hyper::client::conn::{http1, http2};
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
-use hyper::{Method, Request, Response};
-use hyper_util::rt::TokioIo;
 use pb_contract::{FailKind, Nanos};
 
-use crate::connect::{ConnectFailure, ConnectTimes, Connector, Socket};
+use crate::connect::{ConnectFailure, ConnectTimes, Connector};
 use crate::endpoint::{Endpoint, HttpVersion};
+use crate::http1::Http1;
+use crate::http2::Http2;
+use crate::lag::ReadLag;
+use crate::response::{ResponseError, ResponseHead};
 use crate::stamps::Stamps;
-
-/// Body of a request.
-pub(crate) type Body = Full<Bytes>;
-
-/// Work without a result.
-type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
-
-/// Bytes that an HTTP/2 server may send ahead: more than any event, so that flow control never
-/// holds a token back.
-const HTTP2_WINDOW_BYTES: u32 = 64 << 20;
+use crate::wire::Wire;
 
 /// Connections made at the same time before a run.
 const CONNECT_AT_ONCE: usize = 32;
 
+/// A connection that failed under a request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Broken {
+    /// What happened, with its causes.
+    pub(crate) text: String,
+    /// The bytes were no HTTP.
+    pub(crate) is_protocol: bool,
+}
+
+impl From<io::Error> for Broken {
+    fn from(error: io::Error) -> Self {
+        let text = chain(&error);
+        Broken {
+            text,
+            is_protocol: false,
+        }
+    }
+}
+
+impl From<ResponseError> for Broken {
+    fn from(error: ResponseError) -> Self {
+        Broken {
+            text: error.to_string(),
+            is_protocol: !matches!(error, ResponseError::Incomplete(_)),
+        }
+    }
+}
+
+impl From<hyper::Error> for Broken {
+    fn from(error: hyper::Error) -> Self {
+        let text = chain(&error);
+        Broken {
+            text,
+            is_protocol: error.is_parse(),
+        }
+    }
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    text
+}
+
 /// A request that got no response head.
 #[derive(Debug)]
 pub(crate) enum SendFailure {
-    /// The connection was dead before a byte was written: the request is still unsent.
-    Unsent(Box<Request<Body>>),
+    /// The connection was dead before a byte was written.
+    Unsent(String),
     /// The connection failed under the request.
-    Broken(hyper::Error),
+    Broken(Broken),
+}
+
+impl SendFailure {
+    /// What happened.
+    pub(crate) fn text(self) -> String {
+        match self {
+            SendFailure::Unsent(text) => format!("the server hung up: {text}"),
+            SendFailure::Broken(broken) => broken.text,
+        }
+    }
+}
+
+/// What a read brought.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum Read {
+    /// Data; more may come.
+    Data,
+    /// The response is whole; its last data has been lent.
+    End,
+    /// The response broke off or is none.
+    Broken(Broken),
 }
 
 #[derive(Debug)]
-enum Sender {
-    Http1(http1::SendRequest<Body>),
-    Http2(http2::SendRequest<Body>),
+enum Protocol {
+    Http1(Box<Http1>),
+    Http2(Box<Http2>),
 }
 
 /// One connection.
+#[derive(Debug)]
 pub(crate) struct Conn {
-    sender: Sender,
-    /// The connection's own work; `None` once it is closed.
-    io: Option<Work>,
+    protocol: Protocol,
     stamps: Arc<Stamps>,
-}
-
-impl std::fmt::Debug for Conn {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Conn")
-            .field("sender", &self.sender)
-            .field("is_open", &self.io.is_some())
-            .finish_non_exhaustive()
-    }
 }
 
 impl Conn {
@@ -78,59 +124,65 @@ impl Conn {
     async fn over(connector: &Connector) -> Result<Conn, ConnectFailure> {
         let socket = connector.open().await?;
         let stamps = socket.stamps();
-        let (sender, io) = handshake(socket, connector.endpoint().http_version())
-            .await
-            .map_err(|error| {
-                let authority = connector.endpoint().authority();
-                ConnectFailure::new(FailKind::Connect, format!("{authority}: {error}"))
-            })?;
-        let io = Some(io);
-        Ok(Conn { sender, io, stamps })
+        let protocol = match connector.endpoint().http_version() {
+            HttpVersion::Http1 => Protocol::Http1(Box::new(Http1::new(socket))),
+            HttpVersion::Http2 => {
+                let greeted = Http2::handshake(socket).await.map_err(|error| {
+                    let authority = connector.endpoint().authority();
+                    ConnectFailure::new(FailKind::Connect, format!("{authority}: {error}"))
+                });
+                Protocol::Http2(Box::new(greeted?))
+            }
+        };
+        Ok(Conn { protocol, stamps })
     }
 
-    /// Whether a request can be sent: lets the connection notice that its peer has hung up.
+    /// Whether a request can be sent, when that can be told without waiting.
+    fn ready_now(&mut self) -> Option<bool> {
+        match &mut self.protocol {
+            Protocol::Http1(conn) => Some(conn.is_ready()),
+            Protocol::Http2(_) => None,
+        }
+    }
+
+    /// Whether a request can be sent.
     async fn ready(&mut self) -> bool {
-        // Polled once at least, which reads what has come while nobody looked.
-        poll_fn(|cx| {
-            advance(&mut self.io, cx);
-            Poll::Ready(())
-        })
-        .await;
-        let ready = match &mut self.sender {
-            Sender::Http1(sender) => drive(&mut self.io, sender.ready()).await,
-            Sender::Http2(sender) => drive(&mut self.io, sender.ready()).await,
-        };
-        ready.is_ok() && self.io.is_some()
+        match &mut self.protocol {
+            Protocol::Http1(conn) => conn.is_ready(),
+            Protocol::Http2(conn) => conn.ready().await,
+        }
+    }
+
+    /// Begins to send a request: over HTTP/1.1 as much as the socket takes at once, over HTTP/2
+    /// with the wait for the head.
+    pub(crate) fn start(&mut self, request: Wire) {
+        match (&mut self.protocol, request) {
+            (Protocol::Http1(conn), Wire::Http1(bytes)) => conn.start(bytes),
+            (Protocol::Http2(conn), Wire::Http2(request)) => conn.start(*request),
+            // OK because both follow the version of one endpoint.
+            _ => unreachable!("a request of another version than the connection"),
+        }
+    }
+
+    /// Sends what is left of the request and waits for the response head.
+    pub(crate) async fn head(&mut self) -> Result<ResponseHead, SendFailure> {
+        match &mut self.protocol {
+            Protocol::Http1(conn) => conn.head().await,
+            Protocol::Http2(conn) => conn.head().await,
+        }
     }
 
     /// Sends a request and waits for the response head.
-    pub(crate) async fn send(
-        &mut self,
-        request: Request<Body>,
-    ) -> Result<Response<Incoming>, SendFailure> {
-        self.stamps.begin();
-        let sent = match &mut self.sender {
-            Sender::Http1(sender) => drive(&mut self.io, sender.try_send_request(request)).await,
-            Sender::Http2(sender) => drive(&mut self.io, sender.try_send_request(request)).await,
-        };
-        sent.map_err(|mut error| match error.take_message() {
-            Some(request) => SendFailure::Unsent(Box::new(request)),
-            None => SendFailure::Broken(error.into_error()),
-        })
+    pub(crate) async fn send(&mut self, request: Wire) -> Result<ResponseHead, SendFailure> {
+        self.start(request);
+        self.head().await
     }
 
-    /// The next bytes of a response body; `None` at its end.
-    pub(crate) async fn chunk(&mut self, body: &mut Incoming) -> Option<hyper::Result<Bytes>> {
-        loop {
-            match drive(&mut self.io, body.frame()).await? {
-                // Trailers carry nothing that is measured.
-                Ok(frame) => {
-                    if let Ok(data) = frame.into_data() {
-                        return Some(Ok(data));
-                    }
-                }
-                Err(error) => return Some(Err(error)),
-            }
+    /// Waits for more of the body and lends it to `sink`, with the instant of its arrival.
+    pub(crate) async fn read(&mut self, mut sink: impl FnMut(Nanos, &[u8]) + Send) -> Read {
+        match &mut self.protocol {
+            Protocol::Http1(conn) => conn.read(&mut sink).await,
+            Protocol::Http2(conn) => conn.read(&mut sink).await,
         }
     }
 
@@ -139,96 +191,17 @@ impl Conn {
         self.stamps.first_write()
     }
 
-    /// When the last bytes were read.
+    /// When the last bytes that were read had arrived.
     pub(crate) fn read_at(&self) -> Nanos {
         self.stamps.last_read()
     }
-}
 
-async fn handshake(socket: Socket, version: HttpVersion) -> hyper::Result<(Sender, Work)> {
-    let io = TokioIo::new(socket);
-    match version {
-        HttpVersion::Http1 => {
-            let (sender, connection) = http1::handshake(io).await?;
-            // An error of the connection reaches the request through their channel.
-            let work = async move { drop(connection.await) };
-            Ok((Sender::Http1(sender), Box::pin(work)))
-        }
-        HttpVersion::Http2 => {
-            let tasks = Tasks::default();
-            let (sender, connection) = http2::Builder::new(tasks.clone())
-                .initial_stream_window_size(HTTP2_WINDOW_BYTES)
-                .initial_connection_window_size(HTTP2_WINDOW_BYTES)
-                .handshake(io)
-                .await?;
-            let connection: Work = Box::pin(async move { drop(connection.await) });
-            Ok((Sender::Http2(sender), Box::pin(tasks.run_with(connection))))
+    fn is_reusable(&self) -> bool {
+        match &self.protocol {
+            Protocol::Http1(conn) => conn.is_reusable(),
+            Protocol::Http2(conn) => conn.is_reusable(),
         }
     }
-}
-
-/// The parts of an HTTP/2 connection. The library would hand them to the runtime as tasks; here
-/// they stay together and are polled by whoever reads the connection.
-#[derive(Clone, Default)]
-struct Tasks {
-    added: Arc<Mutex<Vec<Work>>>,
-}
-
-impl Tasks {
-    fn list(&self) -> MutexGuard<'_, Vec<Work>> {
-        self.added.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// All parts, run to their ends. The list is emptied at once and whenever it grows, because
-    /// a part in it would keep itself alive.
-    fn run_with(self, first: Work) -> impl Future<Output = ()> + Send {
-        let mut running = std::mem::take(&mut *self.list());
-        running.push(first);
-        poll_fn(move |cx| {
-            loop {
-                running.retain_mut(|work| work.as_mut().poll(cx).is_pending());
-                let mut added = self.list();
-                if added.is_empty() {
-                    break;
-                }
-                running.append(&mut added);
-            }
-            if running.is_empty() {
-                Poll::Ready(())
-            } else {
-                Poll::Pending
-            }
-        })
-    }
-}
-
-impl<F: Future<Output = ()> + Send + 'static> hyper::rt::Executor<F> for Tasks {
-    fn execute(&self, future: F) {
-        self.list().push(Box::pin(future));
-    }
-}
-
-/// Lets a connection read and write what it can.
-fn advance(io: &mut Option<Work>, cx: &mut Context<'_>) {
-    if let Some(work) = io
-        && work.as_mut().poll(cx).is_ready()
-    {
-        *io = None;
-    }
-}
-
-/// Polls a connection and what waits for it in one task.
-async fn drive<F: Future>(io: &mut Option<Work>, future: F) -> F::Output {
-    let mut future = pin!(future);
-    poll_fn(|cx| {
-        // First what an earlier read has left, whose stamp another read would overwrite.
-        if let Poll::Ready(output) = future.as_mut().poll(cx) {
-            return Poll::Ready(output);
-        }
-        advance(io, cx);
-        future.as_mut().poll(cx)
-    })
-    .await
 }
 
 /// Idle connections to one endpoint.
@@ -247,13 +220,19 @@ impl Pool {
         })
     }
 
-    pub(crate) fn endpoint(&self) -> &Endpoint {
-        self.connector.endpoint()
+    /// Addresses that the target's name has.
+    pub(crate) fn addresses(&self) -> usize {
+        self.connector.addresses()
     }
 
     /// How long the connections took so far.
     pub(crate) fn times(&self) -> ConnectTimes {
         self.connector.times()
+    }
+
+    /// How late the connections were read.
+    pub(crate) fn read_lag(&self) -> ReadLag {
+        self.connector.read_lag()
     }
 
     /// Makes `count` connections ahead of time, several at once.
@@ -274,6 +253,22 @@ impl Pool {
         }
     }
 
+    /// A live idle connection, when one can be had without waiting.
+    pub(crate) fn take_ready(&self) -> Option<Conn> {
+        let mut idle = self.idle();
+        loop {
+            let mut conn = idle.pop()?;
+            match conn.ready_now() {
+                Some(true) => return Some(conn),
+                Some(false) => {}
+                None => {
+                    idle.push(conn);
+                    return None;
+                }
+            }
+        }
+    }
+
     /// A live idle connection, else a new one.
     pub(crate) async fn acquire(&self) -> Result<Conn, ConnectFailure> {
         loop {
@@ -289,7 +284,7 @@ impl Pool {
 
     /// Takes a connection back whose response was read to its end.
     pub(crate) fn release(&self, conn: Conn) {
-        if conn.io.is_some() {
+        if conn.is_reusable() {
             self.idle().push(conn);
         }
     }
@@ -301,32 +296,4 @@ impl Pool {
     fn idle(&self) -> MutexGuard<'_, Vec<Conn>> {
         self.idle.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// A request to a route of the endpoint, with its headers.
-pub(crate) fn request(
-    endpoint: &Endpoint,
-    method: Method,
-    route: &str,
-    accept: &str,
-    body: Bytes,
-) -> Result<Request<Body>, hyper::http::Error> {
-    let builder = Request::builder().method(method);
-    let mut builder = match endpoint.http_version() {
-        HttpVersion::Http1 => builder
-            .uri(endpoint.path(route))
-            .header(HOST, endpoint.authority()),
-        HttpVersion::Http2 => builder.uri(endpoint.url(route)),
-    };
-    builder = builder
-        .header(ACCEPT, accept)
-        .header(CONTENT_TYPE, "application/json");
-    if let Some(key) = endpoint.api_key() {
-        builder = builder.header(AUTHORIZATION, format!("Bearer {key}"));
-    }
-    let mut request = builder.body(Full::new(body))?;
-    for (name, value) in endpoint.headers() {
-        request.headers_mut().insert(name, value.clone());
-    }
-    Ok(request)
 }

@@ -22,7 +22,9 @@
 //! assert_eq!(records[2].row.intended_ns, Nanos::from_millis(12));
 //! ```
 
+mod arrival;
 mod body;
+mod chunked;
 mod connect;
 pub mod control;
 mod descriptors;
@@ -33,8 +35,13 @@ pub mod error_body;
 pub mod events;
 mod fuzz;
 mod http;
+mod http1;
+mod http2;
+mod lag;
 mod payload;
+mod prepare;
 mod request;
+mod response;
 pub mod rows;
 pub mod schedule;
 pub mod shell_sim;
@@ -43,7 +50,9 @@ pub mod sse;
 mod stamps;
 pub mod steps;
 mod timer_wall;
+mod usual;
 mod wait;
+mod wire;
 
 pub use connect::ConnectTimes;
 pub use control::{Control, Probe, ResetReport};
@@ -51,8 +60,11 @@ pub use descriptors::ensure_descriptors;
 pub use driver::{Action, Driver, PlanError, SendOrder};
 pub use endpoint::{Endpoint, HttpVersion};
 pub use error::LoadError;
-pub use fuzz::fuzz_sse;
+pub use fuzz::{fuzz_response, fuzz_sse};
+pub use lag::{Lag, ReadLag};
 pub use request::Limits;
 pub use rows::{Record, RunContext};
-pub use shell_wall::{RunSummary, StopSignal, run_plan, run_plan_blocking};
+pub use shell_wall::{
+    RunOptions, RunSummary, StopSignal, run_plan, run_plan_blocking, run_plan_with,
+};
 pub use steps::{StepEnd, StepItem, StepReader, read_steps};

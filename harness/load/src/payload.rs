@@ -2,19 +2,18 @@
 
 use bytes::Bytes;
 use pb_contract::chat::{ChatMessage, ChatRequest};
-use pb_contract::plan::{ChatTurn, PlannedPrompt};
+use pb_contract::plan::{ChatTurn, PlannedBody, PlannedPrompt};
 use pb_contract::wire::{CompletionRequest, Prompt, SamplingFields, StreamOptions};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
-use crate::driver::SendOrder;
 use crate::endpoint::Endpoint;
 
-/// The route and the body of an order. A chat goes to the chat route, anything else to the one of
-/// completions, unless the endpoint names another.
-pub(crate) fn payload<'a>(endpoint: &'a Endpoint, order: &SendOrder) -> (&'a str, Bytes) {
-    let (model, sampling) = (endpoint.model().map(str::to_owned), sampling(order));
-    let prompt = match &order.body.prompt {
+/// The route and the body of a planned request. A chat goes to the chat route, anything else to
+/// the one of completions, unless the endpoint names another.
+pub(crate) fn payload<'a>(endpoint: &'a Endpoint, planned: &PlannedBody) -> (&'a str, Bytes) {
+    let (model, sampling) = (endpoint.model().map(str::to_owned), sampling(planned));
+    let prompt = match &planned.prompt {
         PlannedPrompt::Ids(ids) => Prompt::Ids(ids.clone()),
         PlannedPrompt::Text(text) => Prompt::Text(text.clone()),
         PlannedPrompt::Chat(turns) => {
@@ -50,18 +49,18 @@ fn chat(model: Option<String>, turns: &[ChatTurn], sampling: SamplingFields) -> 
     }
 }
 
-fn sampling(order: &SendOrder) -> SamplingFields {
+fn sampling(planned: &PlannedBody) -> SamplingFields {
     SamplingFields {
         temperature: Some(0.0),
-        max_tokens: Some(order.body.max_tokens),
+        max_tokens: Some(planned.max_tokens),
         // False is the default, and servers that do not know the field may refuse it.
-        ignore_eos: order.body.ignore_eos.then_some(true),
+        ignore_eos: planned.ignore_eos.then_some(true),
         stream: Some(true),
         stream_options: Some(StreamOptions {
             include_usage: true,
             continuous_usage_stats: false,
         }),
-        cache_salt: order.body.cache_salt.clone(),
+        cache_salt: planned.cache_salt.clone(),
         return_token_ids: Some(true),
         ..SamplingFields::default()
     }

@@ -7,9 +7,7 @@
 
 use std::sync::Arc;
 
-use hyper::body::Incoming;
-use hyper::header::{CONTENT_TYPE, HeaderName, RETRY_AFTER};
-use hyper::{Method, Response, StatusCode};
+use hyper::StatusCode;
 use pb_contract::{Clock, FailKind, Nanos, RequestRow, WallClock};
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
@@ -17,11 +15,12 @@ use tokio::sync::watch;
 use crate::driver::SendOrder;
 use crate::error_body::{error_text, has_error, status_message};
 use crate::events::{StreamOutcome, StreamReading};
-use crate::http::{Conn, Pool, SendFailure, request};
-use crate::payload::payload;
+use crate::http::{Broken, Conn, Pool, Read, SendFailure};
+use crate::response::ResponseHead;
 use crate::rows::{Record, RunContext, blank_row, finish_row};
 use crate::sse::DEFAULT_MAX_EVENT_BYTES;
 use crate::wait::{Patience, Waited};
+use crate::wire::Wire;
 
 /// Longest error body that is read.
 const MAX_ERROR_BYTES: usize = 64 << 10;
@@ -70,6 +69,8 @@ pub(crate) struct Ended {
     pub(crate) record: Record,
     /// Its text, when it succeeded.
     pub(crate) answer: Option<String>,
+    /// When nothing but this client kept it any more.
+    pub(crate) free: Nanos,
 }
 
 /// A request under way.
@@ -81,8 +82,19 @@ struct Attempt<'a> {
     keep_text: bool,
 }
 
+/// An order, ready to be sent or begun to be.
+#[derive(Debug)]
+pub(crate) struct Sending {
+    pub(crate) order: SendOrder,
+    /// Its bytes, or why there are none.
+    pub(crate) wire: Result<Wire, String>,
+    /// The connection on which it was started; none was free otherwise.
+    pub(crate) conn: Option<Conn>,
+}
+
 /// Sends an order and reads its stream to whatever end it has.
-pub(crate) async fn run_request(carrier: Carrier, order: SendOrder) -> Ended {
+pub(crate) async fn run_request(carrier: Carrier, sending: Sending) -> Ended {
+    let Sending { order, wire, conn } = sending;
     let mut row = blank_row(&carrier.context, &order);
     (row.fail, row.fail_message) = (None, None);
     let deadline = order.intended + carrier.limits.total_ns;
@@ -92,7 +104,10 @@ pub(crate) async fn run_request(carrier: Carrier, order: SendOrder) -> Ended {
         row,
         keep_text: order.wants_answer,
     };
-    let mut outcome = attempt.run(&order).await;
+    let mut outcome = match wire {
+        Ok(wire) => attempt.run(wire, conn).await,
+        Err(message) => failed(FailKind::Protocol, message),
+    };
     let closed = attempt.row.closed_ns.unwrap_or_else(|| WallClock.now());
     let answer = outcome
         .failure
@@ -101,63 +116,65 @@ pub(crate) async fn run_request(carrier: Carrier, order: SendOrder) -> Ended {
     Ended {
         record: finish_row(attempt.row, outcome, closed),
         answer,
+        free: order.free,
     }
 }
 
 impl Attempt<'_> {
-    async fn run(&mut self, order: &SendOrder) -> StreamOutcome {
-        let endpoint = self.carrier.pool.endpoint();
-        let (route, body) = payload(endpoint, order);
-        let built = request(endpoint, Method::POST, route, "text/event-stream", body);
-        let mut unsent = match built {
-            Ok(request) => request,
-            Err(error) => return failed(FailKind::Protocol, error.to_string()),
-        };
+    async fn run(&mut self, wire: Wire, mut started: Option<Conn>) -> StreamOutcome {
         let connect_by = WallClock.now() + self.carrier.limits.connect_ns;
         loop {
-            let connected = self
-                .patience
-                .wait(connect_by, CONNECT, self.carrier.pool.acquire());
-            let mut conn = match connected.await {
-                Waited::Got(Ok(conn)) => conn,
-                Waited::Got(Err(failure)) => return failed(failure.kind, failure.message),
-                Waited::Gave(kind, message) => return failed(kind, message),
+            let mut conn = match started.take() {
+                Some(conn) => conn,
+                None => match self.connection(connect_by).await {
+                    Ok(mut conn) => {
+                        conn.start(wire.clone());
+                        conn
+                    }
+                    Err(outcome) => return outcome,
+                },
             };
             let limit = WallClock.now() + self.carrier.limits.first_token_ns;
-            let sent = self.patience.wait(limit, FIRST, conn.send(unsent)).await;
+            let head = self.patience.wait(limit, FIRST, conn.head()).await;
             self.row.sent_ns = conn.sent_at();
-            match sent {
-                Waited::Got(Ok(response)) => return self.response(conn, response, limit).await,
+            match head {
+                Waited::Got(Ok(head)) => return self.response(conn, &head, limit).await,
                 // Not a byte was written, so taking another connection sends nothing twice.
-                Waited::Got(Err(SendFailure::Unsent(request))) => unsent = *request,
-                Waited::Got(Err(SendFailure::Broken(error))) => return broken_head(&error),
+                Waited::Got(Err(SendFailure::Unsent(_))) => {}
+                Waited::Got(Err(SendFailure::Broken(broken))) => return broken_head(&broken),
                 Waited::Gave(kind, message) => return failed(kind, message),
             }
+        }
+    }
+
+    async fn connection(&mut self, connect_by: Nanos) -> Result<Conn, StreamOutcome> {
+        let opening = self.carrier.pool.acquire();
+        match self.patience.wait(connect_by, CONNECT, opening).await {
+            Waited::Got(Ok(conn)) => Ok(conn),
+            Waited::Got(Err(failure)) => Err(failed(failure.kind, failure.message)),
+            Waited::Gave(kind, message) => Err(failed(kind, message)),
         }
     }
 
     async fn response(
         &mut self,
         conn: Conn,
-        response: Response<Incoming>,
+        head: &ResponseHead,
         first_limit: Nanos,
     ) -> StreamOutcome {
         self.row.headers_ns = Some(conn.read_at());
-        let status = response.status();
-        self.row.http_status = Some(status.as_u16());
-        let kind = text_of(&response, CONTENT_TYPE);
+        self.row.http_status = Some(head.status);
+        let kind = head.text("content-type");
         // A server that names no type may stream all the same.
-        let streams = kind
-            .as_deref()
-            .is_none_or(|kind| kind.trim_start().starts_with("text/event-stream"));
-        if status == StatusCode::OK && streams {
-            return self.stream(conn, response.into_body(), first_limit).await;
+        let streams = kind.is_none_or(|kind| kind.trim_start().starts_with("text/event-stream"));
+        if head.status == 200 && streams {
+            return self.stream(conn, first_limit).await;
         }
-        let retry_after = text_of(&response, RETRY_AFTER);
-        let body = self.small_body(conn, response.into_body()).await;
-        if status != StatusCode::OK {
-            let status = status.to_string();
-            let message = status_message(&status, &body, retry_after.as_deref());
+        let body = self.small_body(conn).await;
+        if head.status != 200 {
+            let status = StatusCode::from_u16(head.status);
+            let status = status.map_or(head.status.to_string(), |status| status.to_string());
+            let message = status_message(&status, &body, head.text("retry-after"));
             return failed(FailKind::HttpStatus, message);
         }
         if has_error(&body) {
@@ -169,12 +186,7 @@ impl Attempt<'_> {
     }
 
     /// Reads an event stream.
-    async fn stream(
-        &mut self,
-        mut conn: Conn,
-        mut body: Incoming,
-        first_limit: Nanos,
-    ) -> StreamOutcome {
+    async fn stream(&mut self, mut conn: Conn, first_limit: Nanos) -> StreamOutcome {
         let mut reading = StreamReading::new(self.carrier.limits.max_event_bytes);
         if self.keep_text {
             reading = reading.keeping_text();
@@ -186,18 +198,14 @@ impl Attempt<'_> {
             } else {
                 (first_limit, FIRST)
             };
-            let chunk = conn.chunk(&mut body);
-            match self.patience.wait(limit, silence, chunk).await {
-                Waited::Got(Some(Ok(bytes))) => {
-                    reading.bytes(conn.read_at(), &bytes);
-                    if reading.failed() {
-                        return reading.abandon();
-                    }
+            let read = conn.read(|at, bytes| reading.bytes(at, bytes));
+            match self.patience.wait(limit, silence, read).await {
+                Waited::Got(_) if reading.failed() => return reading.abandon(),
+                Waited::Got(Read::Data) => {}
+                Waited::Got(Read::Broken(broken)) => {
+                    return reading.end(Some(&format!("the connection broke: {}", broken.text)));
                 }
-                Waited::Got(Some(Err(error))) => {
-                    return reading.end(Some(&format!("the connection broke: {}", chain(&error))));
-                }
-                Waited::Got(None) => {
+                Waited::Got(Read::End) => {
                     self.row.closed_ns = Some(conn.read_at());
                     self.carrier.pool.release(conn);
                     return reading.end(None);
@@ -212,18 +220,19 @@ impl Attempt<'_> {
     }
 
     /// The text of a response that is no stream, for its message.
-    async fn small_body(&mut self, mut conn: Conn, mut body: Incoming) -> String {
+    async fn small_body(&mut self, mut conn: Conn) -> String {
         let mut text = Vec::new();
         while text.len() < MAX_ERROR_BYTES {
             let limit = WallClock.now() + self.carrier.limits.idle_ns;
-            match self.patience.wait(limit, IDLE, conn.chunk(&mut body)).await {
-                Waited::Got(Some(Ok(bytes))) => text.extend_from_slice(&bytes),
-                Waited::Got(None) => {
+            let read = conn.read(|_, bytes| text.extend_from_slice(bytes));
+            match self.patience.wait(limit, IDLE, read).await {
+                Waited::Got(Read::Data) => {}
+                Waited::Got(Read::End) => {
                     self.carrier.pool.release(conn);
                     break;
                 }
                 // What the head said is the failure; a body that breaks off shortens its message.
-                Waited::Got(Some(Err(_))) | Waited::Gave(..) => break,
+                Waited::Got(Read::Broken(_)) | Waited::Gave(..) => break,
             }
         }
         text.truncate(MAX_ERROR_BYTES);
@@ -235,12 +244,6 @@ const CONNECT: FailKind = FailKind::TimeoutConnect;
 const FIRST: FailKind = FailKind::TimeoutFirstToken;
 const IDLE: FailKind = FailKind::TimeoutIdle;
 
-/// A header's value, when it is text.
-fn text_of(response: &Response<Incoming>, name: HeaderName) -> Option<String> {
-    let value = response.headers().get(name)?;
-    value.to_str().ok().map(str::to_owned)
-}
-
 fn failed(kind: FailKind, message: String) -> StreamOutcome {
     StreamOutcome {
         failure: Some((kind, message)),
@@ -249,24 +252,13 @@ fn failed(kind: FailKind, message: String) -> StreamOutcome {
 }
 
 /// A connection that failed before the response head was whole.
-fn broken_head(error: &hyper::Error) -> StreamOutcome {
-    let text = chain(error);
-    if error.is_parse() {
+fn broken_head(broken: &Broken) -> StreamOutcome {
+    let text = &broken.text;
+    if broken.is_protocol {
         return failed(FailKind::Protocol, format!("not an HTTP response: {text}"));
     }
     failed(
         FailKind::Truncated,
         format!("the connection broke before the response head: {text}"),
     )
-}
-
-/// An error with its causes.
-pub(crate) fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    text
 }

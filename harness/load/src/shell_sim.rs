@@ -90,6 +90,25 @@ pub fn run_sim(
     server: &mut dyn SimServer,
     options: &SimOptions,
 ) -> Result<Vec<Record>, PlanError> {
+    let mut records = Vec::new();
+    run_sim_each(plan, context, server, options, |record| {
+        records.push(record)
+    })?;
+    Ok(records)
+}
+
+/// [`run_sim`] that hands each record on as soon as its request has ended, so that a run of any
+/// length needs no more memory than what is in flight.
+///
+/// # Errors
+/// A plan that contradicts itself.
+pub fn run_sim_each(
+    plan: Plan,
+    context: RunContext,
+    server: &mut dyn SimServer,
+    options: &SimOptions,
+    mut emit: impl FnMut(Record),
+) -> Result<(), PlanError> {
     let clock = VirtualClock::new();
     clock.advance_to(options.start);
     let driver = Driver::new(plan, options.start)?;
@@ -107,8 +126,9 @@ pub fn run_sim(
             .clock
             .advance_to(after_stall(at.max(shell.clock.now()), &options.stalls));
         wake = shell.turn(server);
+        shell.records.drain(..).for_each(&mut emit);
     }
-    Ok(shell.records)
+    Ok(())
 }
 
 /// The first instant from `at` on at which the client is awake.

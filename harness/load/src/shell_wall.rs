@@ -13,12 +13,14 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::{mpsc, watch};
 
 use crate::connect::ConnectTimes;
-use crate::descriptors::ensure_descriptors;
-use crate::driver::{Action, Driver};
+use crate::descriptors::{ensure_descriptors, ensure_ports};
+use crate::driver::{Action, Driver, SendOrder};
 use crate::endpoint::Endpoint;
 use crate::error::LoadError;
 use crate::http::Pool;
-use crate::request::{Carrier, Ended, Limits, run_request};
+use crate::lag::{Lag, Lags, ReadLag};
+use crate::prepare::Prepared;
+use crate::request::{Carrier, Ended, Limits, Sending, run_request};
 use crate::rows::{Record, RunContext, not_offered};
 use crate::timer_wall::Timer;
 
@@ -27,6 +29,12 @@ const OPEN_LOOP_CONNECTIONS: usize = 64;
 
 /// Time between the last preparation and the start of the schedule.
 const LEAD: Nanos = Nanos::from_millis(20);
+
+/// Requests made ready between two looks at what is due.
+const PREPARE_AT_ONCE: usize = 8;
+
+/// Time until the next request below which none is made ready.
+const PREPARE_SLACK: Nanos = Nanos::from_millis(2);
 
 /// A switch that ends something early; clones are the same switch.
 #[derive(Clone, Debug)]
@@ -85,8 +93,27 @@ pub struct RunSummary {
     pub preconnected: usize,
     /// How long the connections took.
     pub connections: ConnectTimes,
+    /// How late requests were sent after nothing but this client kept them: the intended arrival,
+    /// or the instant at which a cap gave them a place.
+    pub send_lag: Lag,
+    /// How late this client read what had arrived.
+    pub read_lag: ReadLag,
     /// The run was stopped before its end.
     pub stopped: bool,
+}
+
+/// How a plan is executed.
+#[derive(Clone, Debug, Default)]
+pub struct RunOptions {
+    /// Limits of each request.
+    pub limits: Limits,
+    /// Ends the run early.
+    pub stop: StopSignal,
+    /// Requests of the open loop in flight at most; more wait here, and their latency counts from
+    /// their intended arrival all the same.
+    pub max_in_flight: Option<usize>,
+    /// After a stop nothing new is sent, and running requests may take so long to end.
+    pub drain_on_stop_ns: Nanos,
 }
 
 /// Executes a plan against an endpoint. `emit` gets every record as soon as its request has
@@ -103,48 +130,81 @@ pub async fn run_plan(
     stop: StopSignal,
     emit: impl FnMut(Record),
 ) -> Result<RunSummary, LoadError> {
+    let options = RunOptions {
+        limits,
+        stop,
+        ..RunOptions::default()
+    };
+    execute(plan, context, endpoint, options, emit).await
+}
+
+async fn execute(
+    plan: Plan,
+    context: RunContext,
+    endpoint: &Endpoint,
+    options: RunOptions,
+    emit: impl FnMut(Record),
+) -> Result<RunSummary, LoadError> {
     // What the plan will need for sure, unless the caller knows better.
     let streams: usize = plan.closed.iter().map(|part| part.streams).sum();
-    let sure = streams + (plan.open.len() + plan.sessions.len()).min(OPEN_LOOP_CONNECTIONS);
+    let open = plan
+        .open
+        .len()
+        .min(options.max_in_flight.unwrap_or(usize::MAX));
+    let sure = streams + (open + plan.sessions.len()).min(OPEN_LOOP_CONNECTIONS);
     let preconnected = endpoint.connections().unwrap_or(sure);
     ensure_descriptors(preconnected.max(sure))?;
     let unconnected = |failure| LoadError::connect(endpoint, failure);
     let pool = Arc::new(Pool::new(endpoint).await.map_err(unconnected)?);
+    ensure_ports(preconnected, pool.addresses())?;
+    // The plan is made into bytes first: connections and the start come when it is ready.
+    let mut driver = Driver::new(plan, Nanos::ZERO)?;
+    if let Some(most) = options.max_in_flight {
+        driver.hold_at(most);
+    }
+    let mut prepared = Prepared::new(endpoint.clone(), &context, &driver);
+    prepared.prepare(&driver, usize::MAX);
     pool.preconnect(preconnected).await.map_err(unconnected)?;
     let timer = Timer::new().map_err(|source| LoadError::System {
         what: "cannot create a timer",
         source,
     })?;
     let start = WallClock.now() + LEAD;
-    let driver = Driver::new(plan, start)?;
+    driver.start_at(start);
     let (done, ended) = mpsc::unbounded_channel();
     let (cut_off, cut) = watch::channel(false);
     let shell = Shell {
         driver,
+        prepared,
         carrier: Carrier {
             pool,
             context,
-            limits,
+            limits: options.limits,
             cut,
         },
         cut_off,
         done,
         emit,
+        send_lags: Lags::default(),
+        drain_ns: options.drain_on_stop_ns,
         summary: RunSummary {
             start_ns: start,
             preconnected,
             ..RunSummary::default()
         },
     };
-    shell.run(ended, &timer, &stop).await
+    shell.run(ended, &timer, &options.stop).await
 }
 
 struct Shell<E> {
     driver: Driver,
+    prepared: Prepared,
     carrier: Carrier,
     cut_off: watch::Sender<bool>,
     done: mpsc::UnboundedSender<Ended>,
     emit: E,
+    send_lags: Lags,
+    drain_ns: Nanos,
     summary: RunSummary,
 }
 
@@ -156,11 +216,19 @@ impl<E: FnMut(Record)> Shell<E> {
         stop: &StopSignal,
     ) -> Result<RunSummary, LoadError> {
         while let Some(wake) = self.act() {
+            let idle = wake > WallClock.now() + PREPARE_SLACK;
+            if idle && self.prepared.prepare(&self.driver, PREPARE_AT_ONCE) {
+                // Whoever has bytes to read reads them before more is made ready.
+                tokio::task::yield_now().await;
+            }
             tokio::select! {
                 biased;
                 () = stop.stopped(), if !self.summary.stopped => {
                     self.summary.stopped = true;
-                    self.driver.stop();
+                    match self.drain_ns {
+                        Nanos::ZERO => self.driver.stop(),
+                        span => self.driver.drain(WallClock.now(), span),
+                    }
                 }
                 Some(end) = ended.recv() => {
                     self.end(end);
@@ -178,10 +246,13 @@ impl<E: FnMut(Record)> Shell<E> {
         // Nothing is sent any more; requests that were cut off still report.
         drop(self.done);
         while let Some(end) = ended.recv().await {
+            count_lag(&self.send_lags, &end);
             (self.emit)(end.record);
         }
         self.summary.end_ns = WallClock.now();
         self.summary.connections = self.carrier.pool.times();
+        self.summary.send_lag = self.send_lags.summary();
+        self.summary.read_lag = self.carrier.pool.read_lag();
         self.summary.closed_exhausted = self.driver.closed_exhausted();
         Ok(self.summary)
     }
@@ -193,10 +264,11 @@ impl<E: FnMut(Record)> Shell<E> {
             match action {
                 Action::Send(order) => {
                     self.summary.sent += 1;
+                    let sending = self.start(order);
                     let (carrier, done) = (self.carrier.clone(), self.done.clone());
                     tokio::spawn(async move {
                         // A closed channel means that the run itself is gone.
-                        let _ = done.send(run_request(carrier, order).await);
+                        let _ = done.send(run_request(carrier, sending).await);
                     });
                 }
                 Action::NotOffered(order) => {
@@ -214,10 +286,32 @@ impl<E: FnMut(Record)> Shell<E> {
         wake
     }
 
-    fn end(&mut self, Ended { record, answer }: Ended) {
+    /// Writes a request to an idle connection, here and now, so that a burst leaves together.
+    fn start(&mut self, order: SendOrder) -> Sending {
+        let wire = self.prepared.take(order.id, &order.body);
+        let mut conn = None;
+        if let Ok(wire) = &wire {
+            conn = self.carrier.pool.take_ready();
+            if let Some(conn) = &mut conn {
+                conn.start(wire.clone());
+            }
+        }
+        Sending { order, wire, conn }
+    }
+
+    fn end(&mut self, end: Ended) {
+        count_lag(&self.send_lags, &end);
+        let Ended { record, answer, .. } = end;
         let at = record.row.closed_ns.unwrap_or_else(|| WallClock.now());
         self.driver.ended(record.row.request, at, answer);
         (self.emit)(record);
+    }
+}
+
+/// Counts how late a request was sent, beyond what a cap made it wait.
+fn count_lag(lags: &Lags, end: &Ended) {
+    if let Some(sent) = end.record.row.sent_ns {
+        lags.add(sent.saturating_sub(end.free));
     }
 }
 
@@ -235,6 +329,20 @@ pub fn run_plan_blocking(
     emit: impl FnMut(Record),
 ) -> Result<RunSummary, LoadError> {
     runtime()?.block_on(run_plan(plan, context, endpoint, limits, stop, emit))
+}
+
+/// [`run_plan_blocking`] with all options.
+///
+/// # Errors
+/// As [`run_plan`].
+pub fn run_plan_with(
+    plan: Plan,
+    context: RunContext,
+    endpoint: &Endpoint,
+    options: RunOptions,
+    emit: impl FnMut(Record),
+) -> Result<RunSummary, LoadError> {
+    runtime()?.block_on(execute(plan, context, endpoint, options, emit))
 }
 
 /// A runtime on one thread.

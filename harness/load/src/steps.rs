@@ -4,15 +4,17 @@
 //! end) lets a run explain a stall: the step rows carry instants of the same machine clock as the
 //! token rows. The reader has a connection and a thread of its own, so it delays no request.
 
-use hyper::{Method, StatusCode};
+use bytes::Bytes;
+use hyper::Method;
 use pb_contract::{Nanos, StepRow};
 use serde::Deserialize;
 
 use crate::endpoint::Endpoint;
 use crate::error::LoadError;
 use crate::error_body::error_text;
-use crate::http::{Conn, SendFailure, request};
+use crate::http::{Conn, Read};
 use crate::shell_wall::{StopSignal, runtime};
+use crate::wire::request;
 
 /// Longest line accepted.
 const MAX_LINE_BYTES: usize = 1 << 20;
@@ -72,41 +74,26 @@ pub async fn read_steps(
         .await
         .map_err(|failure| LoadError::connect(endpoint, failure))?;
     let route = format!("{ROUTE}?from={from}");
-    let built = request(
-        endpoint,
-        Method::GET,
-        &route,
-        "application/x-ndjson",
-        Default::default(),
-    );
-    let response = conn
-        .send(built.map_err(|error| control(error.to_string()))?)
-        .await;
-    let response = response.map_err(|failure| match failure {
-        SendFailure::Unsent(_) => control("the server hung up".to_owned()),
-        SendFailure::Broken(error) => control(error.to_string()),
-    })?;
-    let status = response.status();
-    let mut body = response.into_body();
-    if status == StatusCode::NOT_FOUND {
+    let accept = "application/x-ndjson";
+    let built = request(endpoint, Method::GET, &route, accept, Bytes::new(), None);
+    let request = built.map_err(|error| control(error.to_string()))?;
+    let sent = conn.send(request).await;
+    let head = sent.map_err(|failure| control(failure.text()))?;
+    if head.status == 404 {
         return Err(LoadError::Unsupported { request: name });
     }
     let mut lines = Lines::default();
     let mut end = StepEnd::default();
     loop {
-        let Some(chunk) = next_chunk(&mut conn, &mut body, &stop).await else {
+        let mut bytes = Vec::new();
+        let Some(read) = next_read(&mut conn, &mut bytes, &stop).await else {
             return Ok(end);
         };
-        let Some(bytes) = chunk else {
-            end.ended_by_server = true;
-            return Ok(end);
-        };
-        let bytes = bytes.map_err(|error| control(error.to_string()))?;
-        if status != StatusCode::OK {
+        if head.status != 200 && !bytes.is_empty() {
             let message = error_text(&String::from_utf8_lossy(&bytes));
             return Err(LoadError::Status {
                 request: name,
-                status: status.as_u16(),
+                status: head.status,
                 message,
             });
         }
@@ -119,26 +106,28 @@ pub async fn read_steps(
                 on(item);
             })
             .map_err(control)?;
+        match read {
+            Read::Data => {}
+            Read::End => {
+                end.ended_by_server = true;
+                return Ok(end);
+            }
+            Read::Broken(broken) => return Err(control(broken.text)),
+        }
     }
 }
 
-/// The next bytes; `None` when the caller has stopped and nothing more comes. The inner value is
-/// that of the body: `None` at its end.
-async fn next_chunk(
-    conn: &mut Conn,
-    body: &mut hyper::body::Incoming,
-    stop: &StopSignal,
-) -> Option<Option<hyper::Result<bytes::Bytes>>> {
+/// The next bytes; `None` when the caller has stopped and nothing more comes.
+async fn next_read(conn: &mut Conn, bytes: &mut Vec<u8>, stop: &StopSignal) -> Option<Read> {
     if !stop.is_stopped() {
         tokio::select! {
             biased;
-            chunk = conn.chunk(body) => return Some(chunk),
+            read = conn.read(|_, part| bytes.extend_from_slice(part)) => return Some(read),
             () = stop.stopped() => {}
         }
     }
-    tokio::time::timeout(QUIET.to_duration(), conn.chunk(body))
-        .await
-        .ok()
+    let read = conn.read(|_, part| bytes.extend_from_slice(part));
+    tokio::time::timeout(QUIET.to_duration(), read).await.ok()
 }
 
 /// Cuts bytes into lines and lines into items.

@@ -25,6 +25,10 @@ pub(crate) enum Waited<T> {
 pub(crate) struct Patience {
     /// Ends when running requests are to be given up.
     cut: Pin<Box<dyn Future<Output = ()> + Send>>,
+    /// The same switch, to look at without waiting.
+    switch: watch::Receiver<bool>,
+    /// Both waits know whom to wake.
+    registered: bool,
     timer: Pin<Box<Sleep>>,
     /// When the timer fires, at the earliest.
     armed: Nanos,
@@ -35,6 +39,7 @@ pub(crate) struct Patience {
 impl Patience {
     /// Patience until `deadline`, or until `cut` becomes true.
     pub(crate) fn new(mut cut: watch::Receiver<bool>, deadline: Nanos) -> Patience {
+        let switch = cut.clone();
         let cut = async move {
             // A switch that is gone means that the run is gone.
             let _ = cut.wait_for(|on| *on).await;
@@ -42,6 +47,8 @@ impl Patience {
         let span = deadline.saturating_sub(WallClock.now());
         Patience {
             cut: Box::pin(cut),
+            switch,
+            registered: false,
             timer: Box::pin(tokio::time::sleep(span.to_duration())),
             armed: deadline,
             deadline,
@@ -65,9 +72,14 @@ impl Patience {
             self.arm(at);
         }
         let mut future = pin!(future);
+        // A stream that flows asks once more in the wake-up that ended the wait before.
+        let mut same_wake = self.registered;
         poll_fn(|cx| {
             if let Poll::Ready(value) = future.as_mut().poll(cx) {
                 return Poll::Ready(Waited::Got(value));
+            }
+            if std::mem::take(&mut same_wake) && self.is_calm() {
+                return Poll::Pending;
             }
             if self.cut.as_mut().poll(cx).is_ready() {
                 let message = "still running when the run was cut off".to_owned();
@@ -80,12 +92,19 @@ impl Patience {
                 }
                 self.arm(at);
             }
+            self.registered = true;
             Poll::Pending
         })
         .await
     }
 
+    /// Neither the switch nor the timer has fired: whichever fires later wakes the task again.
+    fn is_calm(&self) -> bool {
+        !self.timer.is_elapsed() && matches!(self.switch.has_changed(), Ok(false))
+    }
+
     fn arm(&mut self, at: Nanos) {
+        self.registered = false;
         let span = at.saturating_sub(WallClock.now());
         self.timer.set(tokio::time::sleep(span.to_duration()));
         self.armed = at;
@@ -143,5 +162,48 @@ mod tests {
             .wait(soon(60_000), FailKind::TimeoutIdle, never())
             .await;
         assert!(matches!(end, Waited::Gave(FailKind::Cancelled, _)));
+    }
+
+    /// The switch turns, and the timer fires, while the task is awake for another reason.
+    #[tokio::test]
+    async fn a_stream_that_flows_misses_neither_the_cut_nor_its_limit() {
+        let (switch, cut) = watch::channel(false);
+        let mut patience = Patience::new(cut.clone(), soon(60_000));
+        let mut turn = 0;
+        // Pending once, so that both waits are registered; then the switch turns in the wake-up.
+        let woken = poll_fn(|cx| {
+            turn += 1;
+            cx.waker().wake_by_ref();
+            if turn < 2 {
+                return Poll::Pending;
+            }
+            switch.send_replace(true);
+            Poll::Ready(())
+        });
+        let got = patience
+            .wait(soon(60_000), FailKind::TimeoutIdle, woken)
+            .await;
+        assert!(matches!(got, Waited::Got(())));
+        let end = patience
+            .wait(soon(60_000), FailKind::TimeoutIdle, never())
+            .await;
+        assert!(matches!(end, Waited::Gave(FailKind::Cancelled, _)));
+
+        let (_switch, cut) = watch::channel(false);
+        let mut patience = Patience::new(cut, soon(60_000));
+        let limit = soon(30);
+        let mut waiting = Box::pin(tokio::time::sleep(std::time::Duration::from_millis(10)));
+        let slow = poll_fn(|cx| {
+            let woken = waiting.as_mut().poll(cx);
+            if woken.is_ready() {
+                // The limit passes while this task keeps the thread.
+                std::thread::sleep(std::time::Duration::from_millis(40));
+            }
+            woken
+        });
+        let got = patience.wait(limit, FailKind::TimeoutIdle, slow).await;
+        assert!(matches!(got, Waited::Got(())));
+        let end = patience.wait(limit, FailKind::TimeoutIdle, never()).await;
+        assert!(matches!(end, Waited::Gave(FailKind::TimeoutIdle, _)));
     }
 }

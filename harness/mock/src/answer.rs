@@ -7,10 +7,10 @@ use pb_contract::Nanos;
 use serde_json::json;
 
 use crate::ask::{Ask, Reply};
-use crate::event::{End, Event, Head};
+use crate::event::{End, Event, Head, UsageNote};
 use crate::fault::FaultKind;
 use crate::log::WriteKind;
-use crate::options::MockOptions;
+use crate::options::{MockOptions, Persona};
 use crate::recording::Recording;
 use crate::render::Renderer;
 use crate::script::Rule;
@@ -184,8 +184,12 @@ fn draft(
         true => "text/event-stream; charset=utf-8",
         false => "application/json",
     };
+    let mut head = Head::new(200, content_type);
+    if options.persona != Persona::Vllm {
+        head.fields.push(("Server".into(), "llama.cpp".into()));
+    }
     let mut draft = Draft {
-        head: Head::new(200, content_type),
+        head,
         head_at_ns: options.timing.head_ns.map(|at| at.0),
         events: Vec::new(),
         end: End::Finish,
@@ -199,9 +203,17 @@ fn draft(
     if let Some(content_type) = &rule.content_type {
         draft.head.content_type = content_type.clone();
     }
-    draft.head.fields = rule.headers.clone();
+    draft.head.fields.extend(rule.headers.iter().cloned());
     draft.head_at_ns = rule.head_at_ns.or(draft.head_at_ns);
     draft.events = rule.events.clone();
+    if ask.continuous_usage {
+        // As vLLM does: the counts so far in each event that has a choice.
+        for event in draft.events.iter_mut().filter(|event| event.has_choice()) {
+            if event.usage == UsageNote::None {
+                event.usage = UsageNote::Served;
+            }
+        }
+    }
     draft.end = rule.end;
     draft
 }

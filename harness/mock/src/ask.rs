@@ -5,7 +5,10 @@ use serde_json::Value;
 
 use crate::event::Head;
 use crate::options::MockOptions;
-use crate::tokens::chat_text;
+use crate::tokens::{Tokenizer, chat_text};
+
+/// Most choices of one request.
+const MOST_CHOICES: u64 = 64;
 
 /// A whole response that is known before anything is timed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,6 +80,12 @@ pub(crate) struct Ask {
     pub(crate) salt: Option<String>,
     /// Class for the script, from the body's `mock_class`.
     pub(crate) class: Option<String>,
+    /// Choices to generate.
+    pub(crate) choices: u32,
+    /// The tokens' ids are wanted (`return_token_ids`), named by this tokenizer.
+    pub(crate) token_ids: Option<Tokenizer>,
+    /// The prompt may come from the cache (llama.cpp's `cache_prompt`).
+    pub(crate) cache_prompt: bool,
 }
 
 impl Ask {
@@ -98,9 +107,15 @@ impl Ask {
             );
             return Err(Reply::error(404, "NotFoundError", Some("model"), &message));
         }
-        if body["n"].as_u64().unwrap_or(1) != 1 {
-            return Err(Reply::bad("n", "only n = 1 is supported"));
+        let choices = match &body["n"] {
+            Value::Null => 1,
+            n => n.as_u64().unwrap_or(0),
+        };
+        if !(1..=MOST_CHOICES).contains(&choices) {
+            let message = format!("n must be 1 to {MOST_CHOICES}, got {}.", body["n"]);
+            return Err(Reply::bad("n", &message));
         }
+        let token_ids = body["return_token_ids"].as_bool().unwrap_or(false);
         let prompt = match api {
             Api::Completions => completion_prompt(&body["prompt"], options)?,
             Api::Chat => options.tokenizer.encode(&chat_prompt(&body["messages"])?),
@@ -116,6 +131,9 @@ impl Ask {
             continuous_usage: flag(&body, "continuous_usage_stats"),
             salt: body["cache_salt"].as_str().map(str::to_string),
             class: body["mock_class"].as_str().map(str::to_string),
+            choices: choices as u32,
+            token_ids: token_ids.then_some(options.tokenizer),
+            cache_prompt: body["cache_prompt"].as_bool().unwrap_or(true),
         };
         let wanted = ask.prompt.len() + ask.max_tokens.unwrap_or(1) as usize;
         if wanted > options.max_model_len {
@@ -256,9 +274,9 @@ mod tests {
             ),
             (
                 Api::Completions,
-                r#"{"prompt":"x","n":2}"#,
+                r#"{"prompt":"x","n":0}"#,
                 400,
-                "only n = 1",
+                "n must be 1 to 64, got 0",
             ),
             (
                 Api::Completions,

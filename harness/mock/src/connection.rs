@@ -5,14 +5,15 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-use pb_contract::{Clock, Nanos, WallClock};
+use pb_contract::Nanos;
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 
 use crate::answer::Answer;
+use crate::arrival;
 use crate::ask::Reply;
 use crate::event::End;
-use crate::http1::{self, RequestHead};
+use crate::http1::{self, Chunks, Refusal, RequestHead};
 use crate::log::Ending;
 use crate::program::Program;
 use crate::routes::{Route, route};
@@ -90,6 +91,7 @@ pub(crate) async fn is_http2(socket: &TcpStream) -> io::Result<bool> {
 
 /// Serves requests until the client or an answer ends the connection.
 pub(crate) async fn serve(worker: Rc<Worker>, socket: TcpStream) -> io::Result<()> {
+    arrival::ask(&socket);
     let mut connection = Connection {
         worker,
         socket: Rc::new(socket),
@@ -122,14 +124,17 @@ impl Connection {
         if head.expects_continue {
             self.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").await?;
         }
-        while self.buffer.len() < head.content_length {
-            if self.read().await? == 0 {
+        let first_byte = self.first_byte;
+        let body = match self.body(&head).await? {
+            Some(Ok(body)) => body,
+            Some(Err((status, reason))) => {
+                let reply = Reply::error(status, "BadRequestError", None, reason);
+                self.write_answer(Answer::reply(reply, 0), false, true)
+                    .await?;
                 return Ok(false);
             }
-        }
-        let first_byte = self.first_byte;
-        let rest = self.buffer.split_off(head.content_length);
-        let body = std::mem::replace(&mut self.buffer, rest);
+            None => return Ok(false),
+        };
         match route(&self.worker.shared, &head.method, &head.path, &body) {
             Route::Reply(reply) => {
                 let answer = Answer::reply(reply, 0);
@@ -155,6 +160,28 @@ impl Connection {
                     () = self.client_gone() => return Ok(false),
                 };
                 self.generate(job, &head).await
+            }
+        }
+    }
+
+    /// The body of a request; `None` when the client left.
+    async fn body(&mut self, head: &RequestHead) -> io::Result<Option<Result<Vec<u8>, Refusal>>> {
+        if !head.chunked_body {
+            while self.buffer.len() < head.content_length {
+                if self.read().await? == 0 {
+                    return Ok(None);
+                }
+            }
+            let rest = self.buffer.split_off(head.content_length);
+            return Ok(Some(Ok(std::mem::replace(&mut self.buffer, rest))));
+        }
+        let mut chunks = Chunks::default();
+        loop {
+            match chunks.take(&mut self.buffer) {
+                Err(refusal) => return Ok(Some(Err(refusal))),
+                Ok(true) => return Ok(Some(Ok(chunks.body))),
+                Ok(false) if self.read().await? == 0 => return Ok(None),
+                Ok(false) => {}
             }
         }
     }
@@ -235,9 +262,9 @@ impl Connection {
 
     fn try_read(&mut self) -> io::Result<usize> {
         let mut scratch = self.worker.scratch.borrow_mut();
-        let n = self.socket.try_read(&mut scratch)?;
+        let (n, at) = arrival::read(&self.socket, &mut scratch)?;
         if self.buffer.is_empty() {
-            self.first_byte = WallClock.now();
+            self.first_byte = at;
         }
         self.buffer.extend_from_slice(&scratch[..n]);
         Ok(n)

@@ -31,6 +31,15 @@ impl Dist {
         }
     }
 
+    /// A value that tells its order of magnitude: the value, the mean, or the value that one draw
+    /// in a thousand exceeds.
+    pub(crate) fn typical(&self) -> f64 {
+        match *self {
+            Dist::Fixed(value) | Dist::Exponential(value) => value,
+            Dist::LogNormal { median, sigma } => median * libm::exp(3.1 * sigma),
+        }
+    }
+
     /// The same distribution in another unit.
     pub fn scaled(self, factor: f64) -> Dist {
         match self {

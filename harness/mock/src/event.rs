@@ -46,6 +46,8 @@ pub(crate) enum End {
 pub(crate) struct Event {
     /// Nanoseconds after the start.
     pub(crate) at_ns: u64,
+    /// Number of the choice that it is of.
+    pub(crate) choice: u32,
     /// Role of the message that begins (chat only).
     pub(crate) role: Option<String>,
     /// New text.
@@ -60,6 +62,8 @@ pub(crate) struct Event {
     pub(crate) finish: Option<String>,
     /// Usage.
     pub(crate) usage: UsageNote,
+    /// The timings that llama.cpp adds to its last event.
+    pub(crate) timings: bool,
     /// `[DONE]`.
     pub(crate) done: bool,
     /// An error in the stream, under `data:`.

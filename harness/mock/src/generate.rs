@@ -4,7 +4,7 @@ use pb_contract::Stream;
 
 use crate::ask::{Api, Ask};
 use crate::event::{Event, UsageNote};
-use crate::options::MockOptions;
+use crate::options::{MockOptions, Persona};
 
 /// The events of the answer to the request with this number, `cached` prompt tokens being in the
 /// cache. The first event carries one token, as a prefill makes one; later events carry as many
@@ -12,15 +12,7 @@ use crate::options::MockOptions;
 pub(crate) fn generate(ask: &Ask, options: &MockOptions, number: u64, cached: usize) -> Vec<Event> {
     let timing = &options.timing;
     let mut stream = Stream::new(options.seed, &format!("mock/answer/{number}"));
-    let room = options
-        .max_model_len
-        .saturating_sub(ask.prompt.len())
-        .max(1);
-    let limit = ask
-        .max_tokens
-        .unwrap_or(timing.default_max_tokens)
-        .min(u32::try_from(room).unwrap_or(u32::MAX))
-        .max(1);
+    let limit = most_tokens(ask, options);
     let stop = match &timing.stop_tokens {
         Some(dist) if !ask.ignore_eos => dist.draw(&mut stream).round().max(1.0) as u32,
         _ => u32::MAX,
@@ -34,10 +26,11 @@ pub(crate) fn generate(ask: &Ask, options: &MockOptions, number: u64, cached: us
     let mut events = Vec::with_capacity(count as usize + 3);
     if ask.api == Api::Chat && ask.stream && options.style.role_first {
         let role_ns = timing.role_ns.map_or(at_ns, |at| at_ns.min(at.0 as f64));
-        events.push(Event {
+        events.extend((0..ask.choices).map(|choice| Event {
+            choice,
             role: Some("assistant".into()),
             ..Event::at(role_ns as u64)
-        });
+        }));
     }
     let mut made = 0;
     while made < count {
@@ -53,21 +46,22 @@ pub(crate) fn generate(ask: &Ask, options: &MockOptions, number: u64, cached: us
                 .sum::<f64>();
         }
         let text = (made..made + tokens).map(|n| options.tokenizer.generated(n));
-        events.push(Event {
-            content: Some(text.collect()),
+        let text: String = text.collect();
+        // The choices of a request are made side by side.
+        events.extend((0..ask.choices).map(|choice| Event {
+            choice,
+            content: Some(text.clone()),
             tokens,
             usage: match ask.continuous_usage {
                 true => UsageNote::Served,
                 false => UsageNote::None,
             },
             ..Event::at(at_ns as u64)
-        });
+        }));
         made += tokens;
     }
-    if let Some(last) = events.last_mut() {
-        last.finish = Some(finish.into());
-    }
-    if ask.include_usage {
+    finish_choices(&mut events, ask, options.persona, finish);
+    if ask.include_usage && !usage_is_in_finish(ask, options.persona) {
         events.push(Event {
             usage: UsageNote::Served,
             ..Event::at(at_ns as u64)
@@ -78,6 +72,43 @@ pub(crate) fn generate(ask: &Ask, options: &MockOptions, number: u64, cached: us
         ..Event::at(at_ns as u64)
     });
     events
+}
+
+/// Output tokens at most.
+fn most_tokens(ask: &Ask, options: &MockOptions) -> u32 {
+    let room = options.max_model_len.saturating_sub(ask.prompt.len());
+    let wanted = ask.max_tokens.unwrap_or(options.timing.default_max_tokens);
+    wanted.min(u32::try_from(room).unwrap_or(u32::MAX)).max(1)
+}
+
+/// llama.cpp puts the usage of a completion into the event with the finish reason.
+fn usage_is_in_finish(ask: &Ask, persona: Persona) -> bool {
+    persona != Persona::Vllm && ask.api == Api::Completions
+}
+
+/// Ends each choice: vLLM with the last token, llama.cpp with an event of its own, which has the
+/// timings.
+fn finish_choices(events: &mut Vec<Event>, ask: &Ask, persona: Persona, finish: &str) {
+    let at_ns = events.last().map_or(0, |event| event.at_ns);
+    if persona == Persona::Vllm {
+        let choices = ask.choices as usize;
+        for event in events.iter_mut().rev().take(choices) {
+            event.finish = Some(finish.into());
+        }
+        return;
+    }
+    let usage = ask.include_usage && usage_is_in_finish(ask, persona);
+    events.extend((0..ask.choices).map(|choice| Event {
+        choice,
+        content: (ask.api == Api::Completions).then(String::new),
+        finish: Some(finish.into()),
+        usage: match usage {
+            true => UsageNote::Served,
+            false => UsageNote::None,
+        },
+        timings: true,
+        ..Event::at(at_ns)
+    }));
 }
 
 #[cfg(test)]
@@ -123,6 +154,35 @@ mod tests {
         // 5 ms + 0.1 ms for each of 10 or 2 tokens, then 2 ms a token.
         assert_eq!(at(0), [60, 80, 100]);
         assert_eq!(at(8), [52, 72, 92]);
+    }
+
+    #[test]
+    fn choices_are_made_side_by_side_and_each_has_its_end() {
+        let options = options();
+        let ask = ask(r#"{"prompt":[1],"max_tokens":2,"n":3}"#, &options);
+        let events = generate(&ask, &options, 0, 0);
+        let tokens: Vec<(u32, bool)> = events
+            .iter()
+            .filter(|e| e.tokens > 0)
+            .map(|e| (e.choice, e.finish.is_some()))
+            .collect();
+        let expected = [0, 1, 2].map(|n| (n, false)).into_iter();
+        let expected: Vec<_> = expected.chain([0, 1, 2].map(|n| (n, true))).collect();
+        assert_eq!(tokens, expected);
+    }
+
+    #[test]
+    fn llama_cpp_ends_with_an_event_of_its_own_that_has_the_timings() {
+        let mut options = options();
+        options.persona = Persona::LlamaCpp { slots: 1 };
+        let body = r#"{"prompt":[1],"max_tokens":2,"stream_options":{"include_usage":true}}"#;
+        let events = generate(&ask(body, &options), &options, 0, 0);
+        let kinds: Vec<(u32, bool, bool)> = events
+            .iter()
+            .map(|e| (e.tokens, e.timings, e.usage != UsageNote::None))
+            .collect();
+        let end = [(0, true, true), (0, false, false)];
+        assert_eq!(kinds, [[(1, false, false); 2], end].concat());
     }
 
     #[test]

@@ -13,6 +13,8 @@ pub(crate) struct RequestHead {
     /// Path without the query.
     pub(crate) path: String,
     pub(crate) content_length: usize,
+    /// The body comes in chunks.
+    pub(crate) chunked_body: bool,
     /// The connection may be used again.
     pub(crate) keep_alive: bool,
     /// Version 1.1: the client understands chunks.
@@ -59,9 +61,10 @@ pub(crate) fn parse_head(bytes: &[u8]) -> Result<Option<(RequestHead, usize)>, R
                 }
                 length = Some(n);
             }
-            "transfer-encoding" => {
-                return Err((411, "send the body with a content-length, not in chunks"));
+            "transfer-encoding" if value.eq_ignore_ascii_case("chunked") => {
+                head.chunked_body = true;
             }
+            "transfer-encoding" => return Err((501, "transfer-encoding: only chunked is served")),
             "connection" => {
                 let value = value.to_ascii_lowercase();
                 head.keep_alive &= !value.contains("close");
@@ -73,11 +76,76 @@ pub(crate) fn parse_head(bytes: &[u8]) -> Result<Option<(RequestHead, usize)>, R
             _ => {}
         }
     }
+    if head.chunked_body && (length.is_some() || !head.chunked) {
+        // Two readers could see two lengths.
+        return Err((
+            400,
+            "a chunked body has no content-length and is of HTTP/1.1",
+        ));
+    }
     head.content_length = length.unwrap_or(0);
     if head.content_length > BODY_BYTES {
         return Err((413, "the body is longer than 64 MiB"));
     }
     Ok(Some((head, end + 4)))
+}
+
+/// A body that comes in chunks.
+#[derive(Debug, Default)]
+pub(crate) struct Chunks {
+    /// The data so far.
+    pub(crate) body: Vec<u8>,
+    /// The last chunk was seen; trailers and an empty line follow.
+    ended: bool,
+}
+
+impl Chunks {
+    /// Takes what is whole off the front of `buffer`; whether the body is.
+    ///
+    /// # Errors
+    /// Bytes that are no chunk, or more than a body may have.
+    pub(crate) fn take(&mut self, buffer: &mut Vec<u8>) -> Result<bool, Refusal> {
+        let bad = (400, "a chunk of the body is not as HTTP says");
+        loop {
+            let Some(end) = buffer.windows(2).position(|pair| pair == b"\r\n") else {
+                return match buffer.len() > HEAD_BYTES {
+                    true => Err(bad),
+                    false => Ok(false),
+                };
+            };
+            if self.ended {
+                buffer.drain(..end + 2);
+                if end == 0 {
+                    return Ok(true);
+                }
+                continue;
+            }
+            let line = std::str::from_utf8(&buffer[..end]).map_err(|_| bad)?;
+            let digits = line.split(';').next().unwrap_or("").trim_end();
+            let hexadecimal = digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+            let size = usize::from_str_radix(digits, 16).map_err(|_| bad)?;
+            if !hexadecimal {
+                return Err(bad);
+            }
+            if size > BODY_BYTES - self.body.len() {
+                return Err((413, "the body is longer than 64 MiB"));
+            }
+            let from = end + 2;
+            if size == 0 {
+                self.ended = true;
+                buffer.drain(..from);
+                continue;
+            }
+            if buffer.len() < from + size + 2 {
+                return Ok(false);
+            }
+            if &buffer[from + size..from + size + 2] != b"\r\n" {
+                return Err(bad);
+            }
+            self.body.extend_from_slice(&buffer[from..from + size]);
+            buffer.drain(..from + size + 2);
+        }
+    }
 }
 
 fn request_line(line: &str) -> Result<RequestHead, Refusal> {
@@ -107,6 +175,7 @@ fn request_line(line: &str) -> Result<RequestHead, Refusal> {
         method: method.into(),
         path: path.into(),
         content_length: 0,
+        chunked_body: false,
         keep_alive: chunked,
         chunked,
         expects_continue: false,
@@ -163,7 +232,12 @@ mod tests {
                 "POST / HTTP/1.1\r\ncontent-length: 99999999999\r\n\r\n",
                 413,
             ),
-            ("POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\n", 411),
+            ("POST / HTTP/1.1\r\ntransfer-encoding: gzip\r\n\r\n", 501),
+            ("POST / HTTP/1.0\r\ntransfer-encoding: chunked\r\n\r\n", 400),
+            (
+                "POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\ncontent-length: 1\r\n\r\n",
+                400,
+            ),
             (long.as_str(), 431),
         ] {
             assert_eq!(
@@ -171,6 +245,32 @@ mod tests {
                 status,
                 "{text:.60}"
             );
+        }
+    }
+
+    #[test]
+    fn a_chunked_body_is_read_in_every_split() {
+        let bytes = b"3;x=1\r\nabc\r\nA\r\n0123456789\r\n0\r\nT: 1\r\n\r\nrest";
+        for cut in 0..=bytes.len() - 4 {
+            let (mut chunks, mut buffer) = (Chunks::default(), bytes[..cut].to_vec());
+            let whole = chunks.take(&mut buffer).unwrap();
+            assert_eq!(whole, cut == bytes.len() - 4, "{cut}");
+            if !whole {
+                buffer.extend_from_slice(&bytes[cut..]);
+                assert!(chunks.take(&mut buffer).unwrap(), "{cut}");
+                assert_eq!(buffer, b"rest");
+            }
+            assert_eq!(chunks.body, b"abc0123456789");
+        }
+        for (bad, status) in [
+            (&b"g\r\n"[..], 400),
+            (b"+1\r\na\r\n", 400),
+            (b"\r\n", 400),
+            (b"1\r\nabc\r\n", 400),
+            (b"fffffff\r\n", 413),
+        ] {
+            let refusal = Chunks::default().take(&mut bad.to_vec()).unwrap_err();
+            assert_eq!(refusal.0, status, "{}", bad.escape_ascii());
         }
     }
 

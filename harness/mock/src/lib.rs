@@ -32,6 +32,7 @@
 //! ```
 
 mod answer;
+mod arrival;
 mod ask;
 mod cache;
 mod connection;
@@ -43,6 +44,7 @@ mod generate;
 mod http1;
 mod http2;
 mod log;
+mod log_file;
 mod metrics;
 mod options;
 mod program;
@@ -51,17 +53,20 @@ mod render;
 mod routes;
 mod script;
 mod server;
+mod slots;
 mod state;
 mod timer;
+mod tls;
 mod tokens;
 mod wheel;
 
 pub use dist::{Dist, DistError};
 pub use error::MockError;
 pub use fault::{Fault, FaultError, FaultKind};
-pub use log::{Ending, Log, LoggedRequest, LoggedWrite, WriteKind};
+pub use log::{Ending, Lateness, Log, LoggedRequest, LoggedWrite, WriteKind};
 pub use options::{
-    CacheModel, DEFAULT_BLOCK_SIZE, MockOptions, ResetStyle, Style, Timing, UsageStyle,
+    CacheModel, DEFAULT_BLOCK_SIZE, MockOptions, Persona, ResetStyle, Style, Timing, Tls,
+    UsageStyle,
 };
 pub use recording::Recording;
 pub use script::Script;

@@ -1,6 +1,6 @@
 //! What was really sent, and when: the truth that a client is compared with.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt::Write;
 
 use pb_contract::Nanos;
@@ -134,6 +134,42 @@ pub struct Log {
     pub requests: VecDeque<LoggedRequest>,
     /// Requests dropped because the log is full: the oldest leave first.
     pub dropped: u64,
+    /// How late all writes were, those of dropped requests included.
+    pub lateness: Lateness,
+}
+
+/// How late writes were, in buckets of an eighth.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Lateness {
+    /// Writes by bucket: eight buckets for each doubling of nanoseconds.
+    counts: BTreeMap<u32, u64>,
+}
+
+impl Lateness {
+    fn add(&mut self, late: Nanos) {
+        let late = late.0.max(8);
+        let power = late.ilog2();
+        let step = (late >> (power - 3)) as u32 & 7;
+        *self.counts.entry(power * 8 + step).or_default() += 1;
+    }
+
+    /// Writes counted.
+    pub fn writes(&self) -> u64 {
+        self.counts.values().sum()
+    }
+
+    /// Nearest-rank percentile, at most an eighth above the true value; `None` without writes.
+    pub fn percentile(&self, percent: u32) -> Option<Nanos> {
+        let rank = (self.writes() * u64::from(percent)).div_ceil(100).max(1);
+        let mut below = 0;
+        let (&bucket, _) = self.counts.iter().find(|(_, count)| {
+            below += **count;
+            below >= rank
+        })?;
+        let (power, step) = (bucket / 8, u128::from(bucket % 8));
+        let end = ((8 + step + 1) << power >> 3) - 1;
+        Some(Nanos(u64::try_from(end).unwrap_or(u64::MAX)))
+    }
 }
 
 /// Columns of the CSV.
@@ -144,6 +180,10 @@ const COLUMNS: &str = "request,x_request_id,path,model,status,prompt_tokens,cach
 impl Log {
     /// Adds a request to a log of at most `most`.
     pub(crate) fn push(&mut self, request: LoggedRequest, most: usize) {
+        for write in &request.writes {
+            self.lateness
+                .add(write.written_ns.saturating_sub(write.due_ns));
+        }
         self.requests.push_back(request);
         while self.requests.len() > most {
             self.requests.pop_front();
@@ -153,26 +193,37 @@ impl Log {
 
     /// As CSV: a row a write; a request without writes has one row whose last columns are empty.
     pub fn to_csv(&self) -> String {
-        let mut out = String::from(COLUMNS);
-        out.push('\n');
+        let mut out = Log::header();
         for request in &self.requests {
-            let row = request_columns(request);
-            if request.writes.is_empty() {
-                // Writing to a string cannot fail.
-                let _ = writeln!(out, "{row},,,,,,,");
-            }
-            for (i, write) in request.writes.iter().enumerate() {
-                let _ = writeln!(
-                    out,
-                    "{row},{i},{},{},{},{},{},{}",
-                    write.due_ns.0,
-                    write.written_ns.0,
-                    write.bytes,
-                    write.tokens,
-                    write.kind.name(),
-                    write.blocked
-                );
-            }
+            out.push_str(&Log::rows(request));
+        }
+        out
+    }
+
+    /// The first line of the CSV.
+    pub(crate) fn header() -> String {
+        format!("{COLUMNS}\n")
+    }
+
+    /// The lines of a request.
+    pub(crate) fn rows(request: &LoggedRequest) -> String {
+        let row = request_columns(request);
+        let mut out = String::with_capacity((row.len() + 80) * request.writes.len().max(1));
+        if request.writes.is_empty() {
+            // Writing to a string cannot fail.
+            let _ = writeln!(out, "{row},,,,,,,");
+        }
+        for (i, write) in request.writes.iter().enumerate() {
+            let _ = writeln!(
+                out,
+                "{row},{i},{},{},{},{},{},{}",
+                write.due_ns.0,
+                write.written_ns.0,
+                write.bytes,
+                write.tokens,
+                write.kind.name(),
+                write.blocked
+            );
         }
         out
     }
@@ -244,6 +295,25 @@ mod tests {
             ("1", "21", "token")
         );
         assert_eq!((&rows[2][0], &rows[2][10], &rows[2][16]), ("1", "", ""));
+    }
+
+    #[test]
+    fn lateness_is_nearest_rank_to_an_eighth_and_outlives_dropped_requests() {
+        let mut log = Log::default();
+        assert_eq!(log.lateness.percentile(99), None);
+        for late in 1..=100 {
+            let mut one = request(late, 1);
+            one.writes[0].written_ns = one.writes[0].due_ns + Nanos::from_micros(late);
+            log.push(one, 1);
+        }
+        assert_eq!((log.requests.len(), log.lateness.writes()), (1, 100));
+        for (percent, exact) in [(50, 50_000), (99, 99_000), (100, 100_000)] {
+            let value = log.lateness.percentile(percent).unwrap().0;
+            assert!(
+                value >= exact && value <= exact * 9 / 8,
+                "{value} for {exact}"
+            );
+        }
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! What the server pretends to be.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::PathBuf;
 
 use pb_contract::Nanos;
 
@@ -46,8 +47,14 @@ pub struct MockOptions {
     pub cache: CacheModel,
     /// Requests served at once; more wait in order of arrival.
     pub max_concurrency: Option<usize>,
-    /// Requests whose writes are kept for the log; later ones are counted only.
+    /// Requests whose writes are kept for the log; the oldest leave first.
     pub log_requests: usize,
+    /// File to which the log is written as requests end.
+    pub log_file: Option<PathBuf>,
+    /// Which server's habits the answers have.
+    pub persona: Persona,
+    /// Speak TLS.
+    pub tls: Option<Tls>,
 }
 
 impl Default for MockOptions {
@@ -69,8 +76,35 @@ impl Default for MockOptions {
             cache: CacheModel::default(),
             max_concurrency: None,
             log_requests: 100_000,
+            log_file: None,
+            persona: Persona::Vllm,
+            tls: None,
         }
     }
+}
+
+/// Which server's habits the answers have.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Persona {
+    /// vLLM: a cache of blocks, usage in an event of its own, `/reset_prefix_cache`.
+    #[default]
+    Vllm,
+    /// llama.cpp's server: one remembered prompt for each slot, reused token by token unless the
+    /// request says `cache_prompt: false`; the finish reason in an event of its own, with
+    /// `timings`; `/slots` and `/slots/N?action=erase`; as many requests at once as slots.
+    LlamaCpp {
+        /// Slots.
+        slots: usize,
+    },
+}
+
+/// Certificate and key of a server that encrypts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// PEM file of the certificate chain.
+    pub cert: PathBuf,
+    /// PEM file of the private key.
+    pub key: PathBuf,
 }
 
 /// Times and lengths of generated answers.

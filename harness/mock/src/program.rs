@@ -15,9 +15,30 @@ pub(crate) struct Program {
     pub(crate) steps: Vec<Part>,
     /// What happens after the last.
     pub(crate) end: End,
+    /// The client is to see pieces: no two steps go out in one write.
+    pub(crate) in_pieces: bool,
 }
 
 impl Program {
+    /// The last of the steps that leave in one write with this one: those due at the same instant.
+    /// Bytes of a recording stay as they were read.
+    pub(crate) fn last_of_group(&self, first: usize) -> usize {
+        let steps = &self.steps;
+        let joins = |next: &Part| {
+            next.at_ns == steps[first].at_ns && next.kind != WriteKind::Raw && !self.in_pieces
+        };
+        match steps[first].kind {
+            WriteKind::Raw => first,
+            _ => {
+                first
+                    + steps[first + 1..]
+                        .iter()
+                        .take_while(|next| joins(next))
+                        .count()
+            }
+        }
+    }
+
     /// As HTTP/1.1, or as HTTP/1.0 without chunks for a client that is older.
     pub(crate) fn http1(answer: Answer, keep_alive: bool, chunked: bool) -> Program {
         let Some(head) = &answer.head else {
@@ -25,6 +46,7 @@ impl Program {
                 bytes: answer.data,
                 steps: with_end(answer.parts, answer.end, answer.end_at_ns),
                 end: answer.end,
+                in_pieces: false,
             };
         };
         let chunked = answer.streamed && chunked;
@@ -63,6 +85,7 @@ impl Program {
         }
         let steps = with_end(steps, answer.end, answer.end_at_ns);
         Program {
+            in_pieces: answer.split.is_some(),
             steps: split(steps, answer.split, head_len),
             bytes,
             end: match answer.end {
@@ -80,6 +103,7 @@ impl Program {
             end => end,
         };
         Program {
+            in_pieces: answer.split.is_some(),
             steps: split(
                 with_end(answer.parts, answer.end, answer.end_at_ns),
                 answer.split,
@@ -252,6 +276,24 @@ mod tests {
         assert_eq!(program.end, End::Close);
         let frames = Program::frames(streamed(End::Finish));
         assert_eq!(writes(&frames), [(5, "ab".into()), (5, "cde".into())]);
+    }
+
+    #[test]
+    fn what_is_due_together_is_one_write_unless_pieces_are_asked_for() {
+        let program = Program::http1(streamed(End::Finish), true, true);
+        // The head at 1, two parts at 5, the end at 9.
+        let groups: Vec<usize> = (0..4).map(|step| program.last_of_group(step)).collect();
+        assert_eq!(groups, [0, 2, 2, 3]);
+        let mut answer = streamed(End::Finish);
+        answer.split = Some(Split::At(1_000, Nanos::ZERO));
+        let program = Program::http1(answer, true, true);
+        assert_eq!(program.last_of_group(1), 1);
+        let mut answer = streamed(End::Finish);
+        answer
+            .parts
+            .iter_mut()
+            .for_each(|part| part.kind = WriteKind::Raw);
+        assert_eq!(Program::http1(answer, true, true).last_of_group(1), 1);
     }
 
     #[test]

@@ -2,11 +2,13 @@
 
 use std::fmt::Write;
 
+use pb_contract::TokenId;
 use serde_json::{Value, json};
 
 use crate::ask::{Api, Ask};
 use crate::event::{Event, UsageCounts, UsageNote};
 use crate::options::{Style, UsageStyle};
+use crate::tokens::Tokenizer;
 
 /// Unix time in every response; no clock of the wall is read.
 const CREATED: u64 = 1_700_000_000;
@@ -19,6 +21,8 @@ pub(crate) struct Renderer<'a> {
     prefix: String,
     prompt_tokens: u32,
     cached_tokens: u32,
+    /// When the first token is due.
+    first_token_ns: u64,
     /// Output tokens so far.
     pub(crate) completion: u32,
 }
@@ -40,6 +44,7 @@ impl<'a> Renderer<'a> {
             prefix,
             prompt_tokens: ask.prompt.len() as u32,
             cached_tokens: cached_tokens as u32,
+            first_token_ns: 0,
             completion: 0,
         }
     }
@@ -54,15 +59,32 @@ impl<'a> Renderer<'a> {
             || event.done
             || event.error.is_some()
             || event.comment.is_some()
-            || event.raw.is_some();
+            || event.raw.is_some()
+            || event.timings
+            || event.choice > 0;
         // The id in a named event counts tokens.
         let repeats = !more && !self.style.named_events;
-        event.content.as_deref().filter(|_| repeats)
+        event
+            .content
+            .as_deref()
+            .filter(|text| repeats && self.names_its_tokens(text, event.tokens))
+    }
+
+    /// Whether the ids of a text of so many tokens, when they are wanted, are those of the text.
+    fn names_its_tokens(&self, text: &str, tokens: u32) -> bool {
+        let ids = self
+            .ask
+            .token_ids
+            .map(|tokenizer| tokenizer.encode(text).len());
+        ids.is_none_or(|ids| ids == tokens as usize)
     }
 
     /// The bytes of an event.
     pub(crate) fn event(&mut self, event: &Event) -> Vec<u8> {
         self.completion += event.tokens;
+        if event.tokens > 0 && self.first_token_ns == 0 {
+            self.first_token_ns = event.at_ns;
+        }
         if let Some(raw) = &event.raw {
             return raw.clone();
         }
@@ -131,18 +153,52 @@ impl<'a> Renderer<'a> {
         if self.has_usage(event) {
             let _ = write!(out, r#","usage":{}"#, self.usage(event.usage));
         }
+        if event.timings {
+            let _ = write!(out, r#","timings":{}"#, self.timings(event.at_ns));
+        }
         out.push('}');
         out
     }
 
+    /// What llama.cpp tells at the end. The time of the prompt is not told apart here, so it is
+    /// the time to the first token.
+    fn timings(&self, at_ns: u64) -> Value {
+        let ms = |ns: u64| ns as f64 / 1e6;
+        let predicted = self.completion / self.ask.choices.max(1);
+        json!({
+            "cache_n": self.cached_tokens,
+            "prompt_n": self.prompt_tokens - self.cached_tokens,
+            "prompt_ms": ms(self.first_token_ns),
+            "predicted_n": predicted,
+            "predicted_ms": ms(at_ns.saturating_sub(self.first_token_ns)),
+        })
+    }
+
+    /// Ids of the tokens of an event: those of its text, where it has as many.
+    fn token_ids(&self, event: &Event, tokenizer: Tokenizer) -> Vec<TokenId> {
+        let parts = [&event.reasoning, &event.content, &event.tool_arguments];
+        let text: String = parts.into_iter().flatten().map(String::as_str).collect();
+        let ids = tokenizer.encode(&text);
+        match ids.len() == event.tokens as usize {
+            true => ids,
+            false => (0..event.tokens).collect(),
+        }
+    }
+
     fn choice(&self, out: &mut String, event: &Event) {
         let finish = event.finish.as_deref().map_or("null".into(), quoted);
+        let mut end = format!(r#""logprobs":null,"finish_reason":{finish}"#);
+        if let Some(tokenizer) = self.ask.token_ids {
+            let ids = match event.tokens {
+                0 => Value::Null,
+                _ => json!(self.token_ids(event, tokenizer)),
+            };
+            let _ = write!(end, r#","token_ids":{ids}"#);
+        }
+        let index = event.choice;
         if self.ask.api == Api::Completions {
             let text = quoted(event.content.as_deref().unwrap_or(""));
-            let _ = write!(
-                out,
-                r#"{{"index":0,"text":{text},"logprobs":null,"finish_reason":{finish}}}"#
-            );
+            let _ = write!(out, r#"{{"index":{index},"text":{text},{end}}}"#);
             return;
         }
         let mut delta = String::new();
@@ -168,10 +224,7 @@ impl<'a> Renderer<'a> {
                 quoted(arguments)
             );
         }
-        let _ = write!(
-            out,
-            r#"{{"index":0,"delta":{{{delta}}},"logprobs":null,"finish_reason":{finish}}}"#
-        );
+        let _ = write!(out, r#"{{"index":{index},"delta":{{{delta}}},{end}}}"#);
     }
 
     fn usage(&self, note: UsageNote) -> Value {
@@ -200,39 +253,60 @@ impl<'a> Renderer<'a> {
 
     /// The whole answer to a request that is not streamed.
     pub(crate) fn whole(&mut self, events: &[Event]) -> Vec<u8> {
-        let mut all = Event::at(0);
-        let (mut content, mut reasoning) = (String::new(), String::new());
+        let mut usage = UsageNote::None;
         for event in events {
             self.completion += event.tokens;
-            content.push_str(event.content.as_deref().unwrap_or(""));
-            reasoning.push_str(event.reasoning.as_deref().unwrap_or(""));
-            all.finish = event.finish.clone().or(all.finish);
+            if event.tokens > 0 && self.first_token_ns == 0 {
+                self.first_token_ns = event.at_ns;
+            }
             if let UsageNote::Stated(_) = event.usage {
-                all.usage = event.usage;
+                usage = event.usage;
             }
         }
-        let finish = json!(all.finish);
-        let choice = match self.ask.api {
-            Api::Completions => json!({
-                "index": 0, "text": content, "logprobs": null, "finish_reason": finish,
-            }),
+        let choices = (0..self.ask.choices).map(|index| self.whole_choice(index, events));
+        let choices = Value::Array(choices.collect());
+        let prefix = self
+            .prefix
+            .replace("chat.completion.chunk", "chat.completion");
+        let mut out = format!(r#"{prefix},"choices":{choices}"#);
+        if self.style.usage != UsageStyle::Missing {
+            let _ = write!(out, r#","usage":{}"#, self.usage(usage));
+        }
+        if let Some(last) = events.iter().find(|event| event.timings) {
+            let _ = write!(out, r#","timings":{}"#, self.timings(last.at_ns));
+        }
+        out.push('}');
+        out.into_bytes()
+    }
+
+    /// One choice of a whole answer.
+    fn whole_choice(&self, index: u32, events: &[Event]) -> Value {
+        let mut finish = None;
+        let (mut content, mut reasoning) = (String::new(), String::new());
+        let mut ids = Vec::new();
+        for event in events.iter().filter(|event| event.choice == index) {
+            content.push_str(event.content.as_deref().unwrap_or(""));
+            reasoning.push_str(event.reasoning.as_deref().unwrap_or(""));
+            finish = event.finish.clone().or(finish);
+            if let Some(tokenizer) = self.ask.token_ids {
+                ids.extend(self.token_ids(event, tokenizer));
+            }
+        }
+        let mut choice = match self.ask.api {
+            Api::Completions => json!({ "index": index, "text": content, "logprobs": null }),
             Api::Chat => {
                 let mut message = json!({ "role": "assistant", "content": content });
                 if !reasoning.is_empty() {
                     message["reasoning_content"] = json!(reasoning);
                 }
-                json!({ "index": 0, "message": message, "finish_reason": finish })
+                json!({ "index": index, "message": message })
             }
         };
-        let prefix = self
-            .prefix
-            .replace("chat.completion.chunk", "chat.completion");
-        let mut out = format!(r#"{prefix},"choices":[{choice}]"#);
-        if self.style.usage != UsageStyle::Missing {
-            let _ = write!(out, r#","usage":{}"#, self.usage(all.usage));
+        choice["finish_reason"] = json!(finish);
+        if self.ask.token_ids.is_some() {
+            choice["token_ids"] = json!(ids);
         }
-        out.push('}');
-        out.into_bytes()
+        choice
     }
 }
 
@@ -298,6 +372,26 @@ mod tests {
             sent.contains(usage) && sent.ends_with("\n\ndata: [DONE]\n\n"),
             "{sent}"
         );
+    }
+
+    #[test]
+    fn ids_are_as_many_as_tokens_and_asked_for() {
+        let body = r#"{"prompt":"abc","return_token_ids":true}"#;
+        let ask = Ask::parse(Api::Completions, body.as_bytes(), &MockOptions::default()).unwrap();
+        let style = Style::default();
+        let sent = |text: &str, tokens: u32| {
+            let event = Event {
+                tokens,
+                ..content(text)
+            };
+            let bytes = Renderer::new(&ask, &style, 7, 0).event(&event);
+            String::from_utf8(bytes).unwrap()
+        };
+        // The bytes of BCD, and as many as were said where the text has not as many.
+        assert!(sent("BCD", 3).contains(r#""token_ids":[66,67,68]}"#));
+        assert!(sent("BCD", 2).contains(r#""token_ids":[0,1]}"#));
+        assert!(sent("", 0).contains(r#""token_ids":null}"#));
+        assert!(!text(Api::Completions, &style, &content("a")).contains("token_ids"));
     }
 
     #[test]

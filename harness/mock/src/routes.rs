@@ -4,7 +4,8 @@ use serde_json::{Value, json};
 
 use crate::answer::Answer;
 use crate::ask::{Api, Ask, Reply};
-use crate::options::ResetStyle;
+use crate::options::{Persona, ResetStyle};
+use crate::slots::Slot;
 use crate::state::Shared;
 use crate::tokens::chat_text;
 
@@ -44,6 +45,62 @@ fn wrong_method(method: &str, path: &str) -> Reply {
 }
 
 fn reply(shared: &Shared, method: &str, path: &str, body: &[u8]) -> Reply {
+    if let Persona::LlamaCpp { .. } = shared.options.persona {
+        let mut reply = llama_reply(shared, method, path)
+            .unwrap_or_else(|| common_reply(shared, method, path, body));
+        reply
+            .head
+            .fields
+            .push(("Server".into(), "llama.cpp".into()));
+        return reply;
+    }
+    common_reply(shared, method, path, body)
+}
+
+/// What llama.cpp's server answers otherwise than vLLM.
+fn llama_reply(shared: &Shared, method: &str, path: &str) -> Option<Reply> {
+    let erased = path.strip_prefix("/slots/");
+    match (method, path) {
+        ("GET", "/slots") => {
+            let slot = |(id, slot): (usize, &Slot)| {
+                json!({
+                    "id": id, "n_ctx": shared.options.max_model_len,
+                    "is_processing": slot.busy, "id_task": slot.task.map_or(-1, |n| n as i64),
+                    "n_prompt_tokens": slot.prompt.0, "n_prompt_tokens_cache": slot.prompt.1,
+                })
+            };
+            let slots = shared.slots();
+            let list: Vec<Value> = slots.iter().enumerate().map(slot).collect();
+            Some(Reply::json(200, &Value::Array(list)))
+        }
+        ("POST", _) if erased.is_some() => {
+            let index = erased.and_then(|index| index.parse().ok());
+            let forgotten = index.and_then(|index| shared.erase_slot(index));
+            Some(match forgotten {
+                Some(tokens) => Reply::json(200, &json!({"id_slot": index, "n_erased": tokens})),
+                None => Reply::error(400, "invalid_request_error", None, "Invalid slot ID"),
+            })
+        }
+        ("GET", "/props") => Some(Reply::json(
+            200,
+            &json!({
+                "total_slots": shared.slots().len(), "model_path": shared.options.model,
+                "default_generation_settings": { "n_ctx": shared.options.max_model_len },
+            }),
+        )),
+        (_, "/metrics") => {
+            let message =
+                "This server does not support metrics endpoint. Start it with `--metrics`";
+            Some(Reply::error(501, "not_supported_error", None, message))
+        }
+        (_, "/reset_prefix_cache" | "/flush_cache") => {
+            Some(Reply::error(404, "not_found_error", None, "File Not Found"))
+        }
+        _ => None,
+    }
+}
+
+fn common_reply(shared: &Shared, method: &str, path: &str, body: &[u8]) -> Reply {
     let resets = shared.options.cache.reset != ResetStyle::Absent;
     match (method, path) {
         ("GET", "/health") => Reply::text(200, "text/plain", String::new()),
@@ -66,6 +123,10 @@ fn reply(shared: &Shared, method: &str, path: &str, body: &[u8]) -> Reply {
             let mut reply = Reply::text(200, "text/csv; charset=utf-8", log.to_csv());
             let dropped = ("x-mock-dropped".into(), log.dropped.to_string());
             reply.head.fields.push(dropped);
+            if let Some(late) = log.lateness.percentile(99) {
+                let late = ("x-mock-late-p99-ns".into(), late.0.to_string());
+                reply.head.fields.push(late);
+            }
             reply
         }
         ("DELETE", "/mock/log") => {
@@ -80,6 +141,9 @@ fn reply(shared: &Shared, method: &str, path: &str, body: &[u8]) -> Reply {
     }
 }
 
+/// Owner of the model, by which this server is known as what it is.
+const OWNER: &str = "prefillbench-mock";
+
 fn models(shared: &Shared) -> Reply {
     let options = &shared.options;
     Reply::json(
@@ -87,7 +151,7 @@ fn models(shared: &Shared) -> Reply {
         &json!({
             "object": "list",
             "data": [{
-                "id": options.model, "object": "model", "created": 0, "owned_by": "prefillbench",
+                "id": options.model, "object": "model", "created": 0, "owned_by": OWNER,
                 "root": options.model, "max_model_len": options.max_model_len,
             }],
         }),

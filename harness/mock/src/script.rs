@@ -143,6 +143,7 @@ impl Script {
     /// token at 200, three in one event at 300, one at 400, the finish reason at 410, usage at
     /// 415, `[DONE]` at 416. True are 200 ms to the first token and 50 ms a token.
     pub fn worked_stream() -> Script {
+        // The name of it on the command line is `worked-stream`.
         Script::parse(include_str!("worked_stream.json"))
             // OK because a test parses the same file.
             .expect("the built-in script is valid")
@@ -248,6 +249,7 @@ fn resolve_event(wire: WireEvent) -> Result<(Event, End), String> {
     };
     let event = Event {
         at_ns: instant(wire.at_ms)?,
+        choice: 0,
         role: wire.role,
         content: wire.content,
         reasoning: wire.reasoning,
@@ -255,6 +257,7 @@ fn resolve_event(wire: WireEvent) -> Result<(Event, End), String> {
         tokens: wire.tokens.unwrap_or(u32::from(has_text)),
         finish: wire.finish,
         usage,
+        timings: false,
         done: wire.done,
         error: wire.error,
         error_field: wire.error_field,

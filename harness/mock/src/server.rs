@@ -11,14 +11,17 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::{mpsc, watch};
 use tokio::task::LocalSet;
+use tokio_rustls::TlsAcceptor;
 
 use crate::connection::{self, Worker};
 use crate::error::MockError;
 use crate::http2;
 use crate::log::Log;
-use crate::options::MockOptions;
+use crate::log_file::LogFile;
+use crate::options::{MockOptions, Persona};
 use crate::state::Shared;
 use crate::timer::Timer;
+use crate::tls;
 
 /// Connections that may wait to be accepted; the system may allow fewer.
 const BACKLOG: u32 = 16_384;
@@ -35,6 +38,7 @@ pub struct Mock;
 pub struct Handle {
     /// Where it listens.
     pub addr: SocketAddr,
+    encrypted: bool,
     shared: Arc<Shared>,
     stop: watch::Sender<bool>,
     threads: Vec<JoinHandle<()>>,
@@ -47,13 +51,25 @@ impl Mock {
     /// Options out of range, an address that cannot be listened on.
     pub fn start(options: MockOptions) -> Result<Handle, MockError> {
         check(&options)?;
-        let address = SocketAddr::new(options.host, options.port);
+        let outside = SocketAddr::new(options.host, options.port);
+        let tls = options.tls.as_ref().map(tls::acceptor).transpose()?;
+        let address = if tls.is_some() {
+            tls::inner_address()
+        } else {
+            outside
+        };
+        let log_file = options
+            .log_file
+            .as_deref()
+            .map(LogFile::create)
+            .transpose()?;
         let threads = options.threads;
-        let shared = Arc::new(Shared::new(options));
+        let shared = Arc::new(Shared::new(options, log_file));
         let (stop, stopped) = watch::channel(false);
         let (ready, is_ready) = std_mpsc::channel();
         let mut handle = Handle {
             addr: address,
+            encrypted: false,
             shared: Arc::clone(&shared),
             stop,
             threads: Vec::with_capacity(threads),
@@ -83,14 +99,49 @@ impl Mock {
             .recv()
             .unwrap_or_else(|_| Err(io::Error::other("the thread ended")));
         handle.addr = listening.map_err(|source| MockError::Listen { address, source })?;
+        if let Some(acceptor) = tls {
+            handle.encrypt(outside, acceptor, stopped)?;
+        }
         Ok(handle)
     }
 }
 
 impl Handle {
+    /// Listens outside and passes what it decrypts to the server.
+    fn encrypt(
+        &mut self,
+        outside: SocketAddr,
+        acceptor: TlsAcceptor,
+        stop: watch::Receiver<bool>,
+    ) -> Result<(), MockError> {
+        let system = |what| move |source| MockError::System { what, source };
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .map_err(system("cannot start a runtime"))?;
+        let inner = self.addr;
+        let listener = {
+            let _inside = runtime.enter();
+            listen(outside).map_err(|source| MockError::Listen {
+                address: outside,
+                source,
+            })?
+        };
+        let address = listener.local_addr();
+        self.addr = address.map_err(system("cannot tell the address"))?;
+        self.encrypted = true;
+        let thread = std::thread::Builder::new()
+            .name("mock-tls".to_owned())
+            .spawn(move || runtime.block_on(tls::serve(listener, acceptor, inner, stop)))
+            .map_err(system("cannot start a thread"))?;
+        self.threads.push(thread);
+        Ok(())
+    }
+
     /// The address as a base URL.
     pub fn base_url(&self) -> String {
-        format!("http://{}", self.addr)
+        let scheme = if self.encrypted { "https" } else { "http" };
+        format!("{scheme}://{}", self.addr)
     }
 
     /// What was sent for the requests that have ended.
@@ -110,6 +161,7 @@ impl Handle {
             // A panic of the thread has been printed; the log is as good as it was.
             let _ = thread.join();
         }
+        self.shared.close_log();
     }
 }
 
@@ -130,6 +182,13 @@ fn check(options: &MockOptions) -> Result<(), MockError> {
             "default_max_tokens",
             options.timing.default_max_tokens as usize,
         ),
+        (
+            "slots",
+            match options.persona {
+                Persona::Vllm => 1,
+                Persona::LlamaCpp { slots } => slots,
+            },
+        ),
     ];
     for (name, value) in at_least_one {
         if value == 0 {
@@ -138,12 +197,36 @@ fn check(options: &MockOptions) -> Result<(), MockError> {
             )));
         }
     }
+    check_times(options)?;
     if options.threads > MAX_THREADS {
         let message = format!(
             "threads: must be at most {MAX_THREADS}, got {}",
             options.threads
         );
         return Err(MockError::Option(message));
+    }
+    Ok(())
+}
+
+/// Longest time of anything: eleven days, as in scripts.
+const LONGEST_NS: f64 = 1e15;
+
+/// Refuses times that no run lives to see, which are slips of the unit.
+fn check_times(options: &MockOptions) -> Result<(), MockError> {
+    let timing = &options.timing;
+    let ns = |at: Option<pb_contract::Nanos>| at.map_or(0.0, |at| at.0 as f64);
+    let times = [
+        ("ttft", timing.ttft_ns.typical()),
+        ("itl", timing.itl_ns.typical()),
+        ("prefill per token", timing.prefill_ns_per_token),
+        ("head", ns(timing.head_ns)),
+        ("role", ns(timing.role_ns)),
+    ];
+    for (name, value) in times {
+        if !(0.0..=LONGEST_NS).contains(&value) {
+            let message = format!("{name}: {} ms: must be 0 to 1e9 ms", value / 1e6);
+            return Err(MockError::Option(message));
+        }
     }
     Ok(())
 }

@@ -10,14 +10,18 @@ use crate::ask::Ask;
 use crate::cache::PrefixCache;
 use crate::fault::FaultKind;
 use crate::log::{Ending, Log, LoggedRequest, LoggedWrite};
+use crate::log_file::LogFile;
 use crate::metrics::{Gauges, Metrics};
-use crate::options::{MockOptions, ResetStyle};
+use crate::options::{MockOptions, Persona, ResetStyle};
 use crate::script::Rule;
+use crate::slots::{Slot, Slots};
 
 /// The state of the server.
 #[derive(Debug)]
 pub(crate) struct Shared {
     pub(crate) options: MockOptions,
+    /// Where the log goes as requests end.
+    log_file: Option<LogFile>,
     slots: Arc<Semaphore>,
     inner: Mutex<Inner>,
 }
@@ -35,6 +39,7 @@ struct Inner {
     waiting: usize,
     held_blocks: usize,
     cache: PrefixCache,
+    slots: Slots,
     metrics: Metrics,
     log: Log,
 }
@@ -55,6 +60,8 @@ pub(crate) struct Job {
     /// Output of the generator, which the cache keeps.
     output: Vec<TokenId>,
     held_blocks: usize,
+    /// The slot of llama.cpp's server that serves it.
+    slot: Option<usize>,
     /// The place in service; requests that are refused need none.
     place: Option<OwnedSemaphorePermit>,
 }
@@ -101,10 +108,14 @@ impl Drop for Waiting<'_> {
 }
 
 impl Shared {
-    pub(crate) fn new(options: MockOptions) -> Shared {
+    pub(crate) fn new(options: MockOptions, log_file: Option<LogFile>) -> Shared {
         let rules = options.script.as_ref().map_or(0, |s| s.rules.len());
-        let slots = options.max_concurrency.unwrap_or(Semaphore::MAX_PERMITS);
+        let mut slots = options.max_concurrency.unwrap_or(Semaphore::MAX_PERMITS);
+        if options.persona != Persona::Vllm {
+            slots = slots.min(slots_of(&options));
+        }
         Shared {
+            log_file,
             slots: Arc::new(Semaphore::new(slots.min(Semaphore::MAX_PERMITS))),
             inner: Mutex::new(Inner {
                 requests: 0,
@@ -115,6 +126,7 @@ impl Shared {
                 waiting: 0,
                 held_blocks: 0,
                 cache: PrefixCache::new(options.cache.clone()),
+                slots: Slots::new(slots_of(&options)),
                 metrics: Metrics::new(),
                 log: Log::default(),
             }),
@@ -166,6 +178,7 @@ impl Shared {
             finish: None,
             output: Vec::new(),
             held_blocks: 0,
+            slot: None,
             place,
             ask,
             arrival,
@@ -179,7 +192,8 @@ impl Shared {
         job.status = answer.head.as_ref().map_or(0, |head| head.status);
         job.finish = answer.finish.clone();
         if rule.is_none() {
-            let text = (0..answer.tokens()).map(|n| self.options.tokenizer.generated(n));
+            let tokens = answer.tokens() / job.ask.choices;
+            let text = (0..tokens).map(|n| self.options.tokenizer.generated(n));
             job.output = self.options.tokenizer.encode(&text.collect::<String>());
         }
         job.answer = Some(answer);
@@ -208,8 +222,14 @@ impl Shared {
     fn begin(&self, job: &mut Job) {
         let mut inner = self.lock();
         let salt = job.ask.salt.as_deref();
-        job.cached = inner.cache.hit(&job.ask.prompt, salt);
-        inner.cache.insert(&job.ask.prompt, salt);
+        if self.options.persona == Persona::Vllm {
+            job.cached = inner.cache.hit(&job.ask.prompt, salt);
+            inner.cache.insert(&job.ask.prompt, salt);
+        } else {
+            let reuse = job.ask.cache_prompt && self.options.cache.enabled;
+            let slot = inner.slots.take(&job.ask.prompt, reuse, job.number);
+            (job.slot, job.cached) = (slot.map(|slot| slot.0), slot.map_or(0, |slot| slot.1));
+        }
         inner.metrics.looked_up(job.ask.prompt.len(), job.cached);
         let output = job.ask.max_tokens.unwrap_or(1) as usize;
         let tokens = job.ask.prompt.len() + output;
@@ -238,13 +258,17 @@ impl Shared {
             inner.running -= 1;
             inner.held_blocks -= job.held_blocks;
             inner.metrics.ended(&request, job.finish.as_deref());
-            if ending == Ending::Complete {
+            let complete = ending == Ending::Complete;
+            if let Some(slot) = job.slot {
+                let output = if complete { &job.output[..] } else { &[] };
+                inner.slots.release(slot, output);
+            } else if complete {
                 let mut tokens = job.ask.prompt;
                 tokens.extend(job.output);
                 inner.cache.insert(&tokens, job.ask.salt.as_deref());
             }
         }
-        inner.log.push(request, self.options.log_requests);
+        self.keep(&mut inner, request);
         drop(inner);
         drop(job.place);
     }
@@ -273,7 +297,32 @@ impl Shared {
             writes,
         };
         inner.requests += 1;
+        self.keep(&mut inner, request);
+    }
+
+    /// Puts a request into the log and its file.
+    fn keep(&self, inner: &mut Inner, request: LoggedRequest) {
+        if let Some(file) = &self.log_file {
+            file.write(&request);
+        }
         inner.log.push(request, self.options.log_requests);
+    }
+
+    /// Writes what is left of the log to its file.
+    pub(crate) fn close_log(&self) {
+        if let Some(file) = &self.log_file {
+            file.close();
+        }
+    }
+
+    /// What `GET /slots` of llama.cpp's server says.
+    pub(crate) fn slots(&self) -> Vec<Slot> {
+        self.lock().slots.list().to_vec()
+    }
+
+    /// Forgets what a slot holds; tokens forgotten.
+    pub(crate) fn erase_slot(&self, index: usize) -> Option<usize> {
+        self.lock().slots.erase(index)
     }
 
     /// Requests in service or waiting.
@@ -322,6 +371,14 @@ impl Shared {
     /// Empties the log.
     pub(crate) fn clear_log(&self) {
         self.lock().log = Log::default();
+    }
+}
+
+/// Slots of llama.cpp's server; none elsewhere.
+fn slots_of(options: &MockOptions) -> usize {
+    match options.persona {
+        Persona::Vllm => 0,
+        Persona::LlamaCpp { slots } => slots,
     }
 }
 

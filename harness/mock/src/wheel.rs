@@ -18,8 +18,8 @@ use crate::log::LoggedWrite;
 use crate::program::Program;
 use crate::timer::Timer;
 
-/// Writes between two looks at the sockets: new requests are stamped when they are read.
-const BATCH: usize = 16;
+/// Writes between two looks at the sockets, so that new requests do not wait for long.
+const BATCH: usize = 64;
 
 /// Pause before the next try at a client whose window is full.
 const RETRY: Nanos = Nanos::from_micros(200);
@@ -163,18 +163,17 @@ enum Next {
 impl Running {
     /// Writes the step that is due, or as much of it as the client takes.
     fn step(&mut self) -> Next {
-        let Some(step) = self.program.steps.get(self.next).copied() else {
+        if self.next >= self.program.steps.len() {
             return Next::End { gone: false };
-        };
+        }
         let now = WallClock.now();
         let blocked = self.began.is_some();
         let began = *self.began.get_or_insert(now);
-        let from = match self.next {
-            0 => 0,
-            n => self.program.steps[n - 1].end,
-        };
-        while self.sent < step.end {
-            match self.write(step.end) {
+        // What is due together leaves together, unless it is to be seen in pieces.
+        let last = self.program.last_of_group(self.next);
+        let end = self.program.steps[last].end;
+        while self.sent < end {
+            match self.write(end) {
                 Ok(0) => return Next::End { gone: true },
                 Ok(n) => self.sent += n,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
@@ -183,16 +182,23 @@ impl Running {
                 Err(_) => return Next::End { gone: true },
             }
         }
-        self.writes.push(LoggedWrite {
-            due_ns: self.start + Nanos(step.at_ns),
-            written_ns: began,
-            bytes: step.end - from,
-            tokens: step.tokens,
-            kind: step.kind,
-            blocked,
-        });
+        while self.next <= last {
+            let step = self.program.steps[self.next];
+            let from = match self.next {
+                0 => 0,
+                n => self.program.steps[n - 1].end,
+            };
+            self.writes.push(LoggedWrite {
+                due_ns: self.start + Nanos(step.at_ns),
+                written_ns: began,
+                bytes: step.end - from,
+                tokens: step.tokens,
+                kind: step.kind,
+                blocked,
+            });
+            self.next += 1;
+        }
         self.began = None;
-        self.next += 1;
         match self.program.steps.get(self.next) {
             Some(next) => Next::At(self.start + Nanos(next.at_ns)),
             None => Next::End { gone: false },

@@ -68,6 +68,21 @@ pub enum RecordError {
         /// Request.
         request: u64,
     },
+    /// Content events that do not stand where their request is.
+    #[error(
+        "{path}: content events of request {request} of arm {arm:?}, block {block}, stand apart \
+         from their request: sort both tables by arm, block and request"
+    )]
+    Order {
+        /// The file.
+        path: PathBuf,
+        /// Arm.
+        arm: String,
+        /// Block.
+        block: u32,
+        /// Request.
+        request: u64,
+    },
     /// A name that would leave the run directory.
     #[error("{0:?} is not a plain file name")]
     Name(String),

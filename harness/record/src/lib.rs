@@ -10,17 +10,19 @@
 //!   requests.csv    one row a request, failures included
 //!   tokens.csv      one row a content event of a stream
 //!   steps.csv       one row an engine step, when the server tells
-//!   ttft.hlog       HdrHistogram interval logs, derived from the rows
-//!   itl.hlog
+//!   ttft.hlog       HdrHistogram interval logs, derived from the rows; itl, event_gap, tpot and
+//!                   e2e beside it
 //!   *.json          whatever a later stage stores beside them (notes, verdict)
 //! ```
 
 pub mod atomic;
 pub mod error;
 pub mod hlog;
+mod lines;
 pub mod metrics;
 pub mod reader;
 pub mod step;
+pub mod stream;
 pub mod table;
 pub mod visible;
 pub mod writer;
@@ -29,5 +31,6 @@ pub use atomic::{write_atomic, write_json_atomic};
 pub use error::RecordError;
 pub use reader::{RunData, RunReader};
 pub use step::StepRecord;
+pub use stream::{Record, RecordStream, read_rows};
 pub use visible::visible;
 pub use writer::RunWriter;

@@ -20,8 +20,9 @@ pub struct RequestMetrics {
     pub ttfr_ns: Option<u64>,
     /// First token after the first byte was sent.
     pub service_ttft_ns: Option<u64>,
-    /// Decode time per token after the first, rounded to the nearest nanosecond. Absent for
-    /// fewer than two tokens, and when the server counted other tokens than it streamed.
+    /// Decode time per token after the first, rounded to the nearest nanosecond; by the server's
+    /// count when it has one. Absent for fewer than two tokens, and when the two counts are too
+    /// far apart to be of the same tokens (see [`HIDDEN_FACTOR`]).
     pub tpot_ns: Option<u64>,
     /// Last token after the intended arrival.
     pub e2e_ns: Option<u64>,
@@ -29,9 +30,16 @@ pub struct RequestMetrics {
     pub close_ns: Option<u64>,
     /// First byte sent after the intended arrival: the client's own delay.
     pub driver_lag_ns: Option<u64>,
-    /// The server counted other output tokens than the stream carried.
+    /// The server counted other output tokens than the stream carried: some were hidden, or came
+    /// in bundles whose size the stream does not tell.
     pub hidden_tokens: bool,
 }
+
+/// The most tokens that an event of unknown size is taken to carry. A server that counts up to so
+/// many times the tokens that it streamed sent bundles, and its count gives the time per token;
+/// one that counts more, or fewer, counted tokens that were never streamed, and there is no time
+/// per token.
+pub const HIDDEN_FACTOR: u32 = 4;
 
 /// The latencies of a request.
 pub fn request_metrics(row: &RequestRow) -> RequestMetrics {
@@ -43,7 +51,7 @@ pub fn request_metrics(row: &RequestRow) -> RequestMetrics {
         ttft_ns: since(row.first_token_ns, row.intended_ns),
         ttfr_ns: since(row.first_event_ns, row.intended_ns),
         service_ttft_ns: row.sent_ns.and_then(|sent| since(row.first_token_ns, sent)),
-        tpot_ns: if hidden_tokens { None } else { tpot_ns(row) },
+        tpot_ns: tpot_ns(row),
         e2e_ns: since(row.last_token_ns, row.intended_ns),
         close_ns: since(row.closed_ns, row.intended_ns),
         driver_lag_ns: since(row.sent_ns, row.intended_ns),
@@ -52,8 +60,17 @@ pub fn request_metrics(row: &RequestRow) -> RequestMetrics {
 }
 
 fn tpot_ns(row: &RequestRow) -> Option<u64> {
-    let gaps = u64::from(row.streamed_tokens.checked_sub(1)?);
+    let streamed = row.streamed_tokens;
+    let counted = row.completion_tokens.unwrap_or(streamed);
+    if counted < streamed || counted > streamed.saturating_mul(HIDDEN_FACTOR) {
+        return None;
+    }
+    let gaps = u64::from(counted.checked_sub(1)?);
     let decode = row.last_token_ns?.saturating_sub(row.first_token_ns?).0;
+    // Several tokens in the only event have no time between them that could be seen.
+    if streamed < 2 {
+        return None;
+    }
     // Half of the divisor rounds to the nearest; no gap, no time per token.
     (gaps > 0).then(|| (decode + gaps / 2) / gaps)
 }

@@ -187,7 +187,7 @@ fn index_tokens(tokens: &[TokenRow], index: &mut BTreeMap<Key, Range<usize>>) {
     }
 }
 
-fn read_manifest(dir: &Path) -> Result<RunManifest, RecordError> {
+pub(crate) fn read_manifest(dir: &Path) -> Result<RunManifest, RecordError> {
     let path = dir.join(MANIFEST);
     let bytes = read_if_there(&path)?.ok_or_else(|| RecordError::NotARun(dir.to_owned()))?;
     // The version is read before anything else: a later layout may have other fields.

@@ -148,7 +148,7 @@ pub(crate) fn decode<T: DeserializeOwned>(
 }
 
 /// An error of the CSV layer: a wrong number of fields, text that is not UTF-8.
-fn record_error(path: &Path, error: &csv::Error) -> RecordError {
+pub(crate) fn record_error(path: &Path, error: &csv::Error) -> RecordError {
     RecordError::Row {
         path: path.to_owned(),
         line: error.position().map_or(0, csv::Position::line),
@@ -159,7 +159,7 @@ fn record_error(path: &Path, error: &csv::Error) -> RecordError {
 }
 
 /// An error of one value, with its column and its text.
-fn value_error(
+pub(crate) fn value_error(
     path: &Path,
     headers: &csv::StringRecord,
     record: &csv::StringRecord,

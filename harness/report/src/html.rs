@@ -16,23 +16,25 @@ use crate::sections::{Detail, Section, sections};
 use crate::tone::Tone;
 
 const TEMPLATE: &str = include_str!("report.html.j2");
-const STYLE: &str = include_str!("style.css");
+pub(crate) const STYLE: &str = include_str!("style.css");
 
+/// A page before it is drawn; its words are safe to show.
 #[derive(Serialize)]
-struct Page {
-    kind: String,
-    title: String,
-    receipt: String,
-    tone: &'static str,
-    headline: String,
-    sentence: String,
-    reasons: Vec<String>,
-    style: &'static str,
-    sections: Vec<HtmlSection>,
+pub(crate) struct Page {
+    pub(crate) kind: String,
+    pub(crate) title: String,
+    pub(crate) receipt: String,
+    pub(crate) tone: &'static str,
+    pub(crate) headline: String,
+    pub(crate) sentence: String,
+    pub(crate) reasons: Vec<String>,
+    pub(crate) style: &'static str,
+    pub(crate) sections: Vec<HtmlSection>,
 }
 
+/// A section with its drawn tables and pictures.
 #[derive(Serialize)]
-struct HtmlSection {
+pub(crate) struct HtmlSection {
     title: String,
     text: Vec<String>,
     tables: Vec<String>,
@@ -41,11 +43,8 @@ struct HtmlSection {
 
 /// Renders the page.
 pub(crate) fn render(data: &RunData, verdict: &RunVerdict) -> Result<String, ReportError> {
-    let mut environment = Environment::new();
-    environment.set_auto_escape_callback(|_| AutoEscape::Html);
-    environment.add_template("report", TEMPLATE)?;
     let mut figures = figures(data, verdict);
-    let page = Page {
+    page(Page {
         kind: visible(&verdict.kind),
         title: visible(&crate::sections::title(verdict)),
         receipt: visible(&crate::sections::receipt(verdict)),
@@ -63,11 +62,22 @@ pub(crate) fn render(data: &RunData, verdict: &RunVerdict) -> Result<String, Rep
             .iter()
             .map(|s| html_section(s, &mut figures))
             .collect(),
-    };
+    })
+}
+
+/// Draws a page.
+pub(crate) fn page(page: Page) -> Result<String, ReportError> {
+    let mut environment = Environment::new();
+    environment.set_auto_escape_callback(|_| AutoEscape::Html);
+    environment.add_template("report", TEMPLATE)?;
     Ok(environment.get_template("report")?.render(Serde(page))?)
 }
 
-fn html_section(section: &Section, figures: &mut Vec<(&'static str, Figure)>) -> HtmlSection {
+/// A section with its pictures, which are taken out of `figures`.
+pub(crate) fn html_section(
+    section: &Section,
+    figures: &mut Vec<(&'static str, Figure)>,
+) -> HtmlSection {
     let (mine, others): (Vec<_>, Vec<_>) =
         figures.drain(..).partition(|(key, _)| *key == section.key);
     *figures = others;

@@ -5,6 +5,7 @@
 //! right, and only then who was faster. The first sentence says what was compared and what changed,
 //! with its interval; whoever reads nothing else has read the result.
 
+pub mod bench;
 mod format;
 mod html;
 mod plots;

@@ -24,7 +24,7 @@ pub(crate) fn terminal(verdict: &RunVerdict, width: u16, color: bool) -> String 
     text
 }
 
-fn in_terminal(section: &Section, paint: &Paint, width: u16) -> String {
+pub(crate) fn in_terminal(section: &Section, paint: &Paint, width: u16) -> String {
     let columns = usize::from(width);
     let mut text = wrapped(paint, "1", &format!("## {}", section.title), columns);
     for line in &section.text {
@@ -56,7 +56,14 @@ pub(crate) fn markdown(verdict: &RunVerdict) -> String {
         markdown_safe(&verdict.headline()),
         markdown_safe(&verdict.sentence)
     ));
-    for section in sections(verdict, Detail::Full) {
+    text.push_str(&markdown_sections(&sections(verdict, Detail::Full)));
+    text
+}
+
+/// Sections as Markdown, each after an empty line.
+pub(crate) fn markdown_sections(sections: &[Section]) -> String {
+    let mut text = String::new();
+    for section in sections {
         text.push_str(&format!("\n## {}\n", markdown_safe(&section.title)));
         for line in &section.text {
             text.push_str(&format!("\n{}\n", markdown_safe(line)));
@@ -69,8 +76,8 @@ pub(crate) fn markdown(verdict: &RunVerdict) -> String {
 }
 
 /// Terminal colours, or none.
-struct Paint {
-    color: bool,
+pub(crate) struct Paint {
+    pub(crate) color: bool,
 }
 
 impl Paint {
@@ -110,7 +117,7 @@ impl Paint {
 
 /// Text broken into lines of at most `columns` characters, each styled by itself. Control
 /// characters become visible, since some of the text came from a server.
-fn wrapped(paint: &Paint, code: &str, text: &str, columns: usize) -> String {
+pub(crate) fn wrapped(paint: &Paint, code: &str, text: &str, columns: usize) -> String {
     let mut lines: Vec<String> = vec![String::new()];
     let clean = visible(text);
     for word in clean.split_whitespace() {

@@ -109,7 +109,7 @@ pub fn bootstrap_bca(
 }
 
 /// z0: how far the point sits from the median of the replicates; ties count half.
-fn bias_correction(sorted: &[f64], point: f64) -> f64 {
+pub(crate) fn bias_correction(sorted: &[f64], point: f64) -> f64 {
     let below = sorted.partition_point(|&r| r < point);
     let up_to = sorted.partition_point(|&r| r <= point);
     normal_quantile(0.5 * (below + up_to) as f64 / sorted.len() as f64)

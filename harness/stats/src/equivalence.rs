@@ -6,7 +6,7 @@
 
 use crate::dist::{t_quantile, t_upper_tail};
 use crate::error::{StatError, check_open_unit};
-use crate::paired::paired_t_test;
+use crate::paired::{differences, log_ratios, paired_t_test};
 
 /// The outcome of two one-sided t-tests against the margin `(-delta, delta)`.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -67,6 +67,18 @@ pub fn tost(mean: f64, se: f64, df: f64, delta: f64, alpha: f64) -> Result<Tost,
 pub fn tost_units(values: &[f64], delta: f64, alpha: f64) -> Result<Tost, StatError> {
     let test = paired_t_test(values)?;
     tost(test.mean, test.se, test.df, delta, alpha)
+}
+
+/// TOST on the block differences `b - a` against `(-delta, delta)`, in the data's unit.
+pub fn tost_paired(a: &[f64], b: &[f64], delta: f64, alpha: f64) -> Result<Tost, StatError> {
+    tost_units(&differences(a, b)?, delta, alpha)
+}
+
+/// TOST on the logarithms of the block ratios `b / a`, which must be positive. The margin 0.03
+/// means a ratio between `1 / 1.03` and `1.03`, so that swapping the arms changes nothing; all
+/// fields of the result are on the scale of logarithms.
+pub fn tost_paired_ratio(a: &[f64], b: &[f64], margin: f64, alpha: f64) -> Result<Tost, StatError> {
+    tost_units(&log_ratios(a, b)?, margin.ln_1p(), alpha)
 }
 
 /// p-value of "the distance is not positive".

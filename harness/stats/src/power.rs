@@ -4,7 +4,7 @@
 //! found four times out of five". With a handful of blocks the usual normal approximation is far
 //! off, so the power is that of the noncentral t distribution.
 
-use crate::dist::{normal_cdf, t_quantile};
+use crate::dist::{normal_cdf, normal_upper_tail, t_quantile};
 use crate::error::{StatError, check_open_unit};
 use crate::special::ln_gamma;
 
@@ -51,6 +51,107 @@ pub fn minimum_detectable_effect(n: usize, alpha: f64, target: f64) -> Result<f6
     Ok(high)
 }
 
+/// Fewest blocks with which the two-sided paired t-test sees a true mean of `effect` with the power
+/// asked for, when block differences have the standard deviation `sd` (same unit). None when
+/// `limit` blocks are not enough. Take `sd` from an A/A experiment, and its upper bound rather than
+/// its point ([`crate::NoiseFloor::sd_upper`]), or half of all plans will fall short.
+pub fn blocks_needed(
+    effect: f64,
+    sd: f64,
+    alpha: f64,
+    target: f64,
+    limit: usize,
+) -> Result<Option<usize>, StatError> {
+    check_sd(sd)?;
+    check_open_unit("target", target)?;
+    if !(effect.is_finite() && effect != 0.0) {
+        let (name, value) = ("effect", effect);
+        return Err(StatError::BadParameter { name, value });
+    }
+    first_at(limit, |n| {
+        Ok(paired_t_power(effect / sd, n, alpha)? >= target)
+    })
+}
+
+/// Power of TOST with `n` blocks to show that a true mean of `effect` lies within `(-delta, delta)`
+/// when block differences have the standard deviation `sd` (all in one unit).
+pub fn tost_power(
+    effect: f64,
+    sd: f64,
+    n: usize,
+    delta: f64,
+    alpha: f64,
+) -> Result<f64, StatError> {
+    check_design(n, alpha)?;
+    check_sd(sd)?;
+    for (name, value, good) in [
+        ("delta", delta, delta.is_finite() && delta > 0.0),
+        ("effect", effect, effect.is_finite()),
+    ] {
+        if !good {
+            return Err(StatError::BadParameter { name, value });
+        }
+    }
+    let root = (n as f64).sqrt() / sd;
+    let critical = -t_quantile(alpha, (n - 1) as f64);
+    // Shown when |mean| < delta - t s / sqrt n; the mean is normal, s independent of it.
+    let shown = |s: f64| {
+        let reach = delta * root - critical * s;
+        if reach <= 0.0 {
+            0.0
+        } else {
+            let shift = effect.abs() * root;
+            normal_upper_tail(shift - reach) - normal_upper_tail(shift + reach)
+        }
+    };
+    // The integrand has a kink where the reach ends: integrate up to there only.
+    Ok(over_spread(n, delta * root / critical, shown))
+}
+
+/// Fewest blocks with which TOST shows equivalence of arms that truly differ by `effect`. None when
+/// `limit` blocks are not enough.
+pub fn blocks_for_equivalence(
+    effect: f64,
+    sd: f64,
+    delta: f64,
+    alpha: f64,
+    target: f64,
+    limit: usize,
+) -> Result<Option<usize>, StatError> {
+    check_open_unit("target", target)?;
+    first_at(limit, |n| {
+        Ok(tost_power(effect, sd, n, delta, alpha)? >= target)
+    })
+}
+
+/// The first n from 2 on that is enough, for a condition that once true stays true.
+fn first_at(
+    limit: usize,
+    enough: impl Fn(usize) -> Result<bool, StatError>,
+) -> Result<Option<usize>, StatError> {
+    if limit < 2 || !enough(limit)? {
+        return Ok(None);
+    }
+    let (mut low, mut high) = (1, limit);
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if enough(middle)? {
+            high = middle;
+        } else {
+            low = middle;
+        }
+    }
+    Ok(Some(high))
+}
+
+fn check_sd(sd: f64) -> Result<(), StatError> {
+    if sd.is_finite() && sd > 0.0 {
+        return Ok(());
+    }
+    let (name, value) = ("sd", sd);
+    Err(StatError::BadParameter { name, value })
+}
+
 fn check_design(n: usize, alpha: f64) -> Result<(), StatError> {
     if n < 2 {
         return Err(StatError::TooFew { got: n, need: 2 });
@@ -58,30 +159,41 @@ fn check_design(n: usize, alpha: f64) -> Result<(), StatError> {
     check_open_unit("alpha", alpha)
 }
 
-/// `P(|T'| > critical)` for noncentral T' = (Z + effect * sqrt n) / S, by integrating over S, the
-/// ratio of the sample's standard deviation to the true one (a scaled chi variable).
+/// `P(|T'| > critical)` for noncentral T' = (Z + effect * sqrt n) / S.
 fn power(effect: f64, n: usize, critical: f64) -> f64 {
+    let shift = effect * (n as f64).sqrt();
+    over_spread(n, f64::INFINITY, |s| {
+        normal_cdf(shift - critical * s) + normal_cdf(-shift - critical * s)
+    })
+}
+
+/// Mean of `f(S)` over S below `end`, where S is the ratio of the standard deviation of `n` values
+/// to the true one (a scaled chi variable), by Simpson's rule.
+fn over_spread(n: usize, end: f64, f: impl Fn(f64) -> f64) -> f64 {
     const PANELS: usize = 512;
     let df = (n - 1) as f64;
-    let shift = effect * (n as f64).sqrt();
     let ln_scale = 2.0_f64.ln() + 0.5 * df * (0.5 * df).ln() - ln_gamma(0.5 * df);
-    let rejected = |s: f64| {
+    let weighted = |s: f64| {
         let density = if s == 0.0 {
             // s^(df - 1) is 1 for a single degree of freedom and 0 otherwise.
             if n == 2 { ln_scale.exp() } else { 0.0 }
         } else {
             (ln_scale + (df - 1.0) * s.ln() - 0.5 * df * s * s).exp()
         };
-        density * (normal_cdf(shift - critical * s) + normal_cdf(-shift - critical * s))
+        density * f(s)
     };
     // S has mean near 1 and standard deviation near 1/sqrt(2 df): twelve of those hold it all.
     let reach = 12.0 / (2.0 * df).sqrt();
     let from = (1.0 - reach).max(0.0);
-    let width = (1.0 + reach - from) / PANELS as f64;
-    let mut sum = rejected(from) + rejected(1.0 + reach);
+    let to = (1.0 + reach).min(end);
+    if to <= from {
+        return 0.0;
+    }
+    let width = (to - from) / PANELS as f64;
+    let mut sum = weighted(from) + weighted(to);
     for i in 1..PANELS {
         let weight = if i % 2 == 1 { 4.0 } else { 2.0 };
-        sum += weight * rejected(from + i as f64 * width);
+        sum += weight * weighted(from + i as f64 * width);
     }
     (sum * width / 3.0).min(1.0)
 }
@@ -132,5 +244,26 @@ mod tests {
         assert_eq!(minimum_detectable_effect(4, 0.05, 0.04), Ok(0.0));
         let few = StatError::TooFew { got: 1, need: 2 };
         assert_eq!(minimum_detectable_effect(1, 0.05, 0.8), Err(few));
+    }
+
+    #[test]
+    fn planned_blocks_are_the_first_that_suffice() {
+        // G*Power: dz 0.5 needs 34 blocks for 80 %, dz 0.8 needs 15.
+        assert_eq!(blocks_needed(0.5, 1.0, 0.05, 0.8, 1000), Ok(Some(34)));
+        assert_eq!(blocks_needed(-0.08, 0.1, 0.05, 0.8, 1000), Ok(Some(15)));
+        assert_eq!(blocks_needed(0.1, 1.0, 0.05, 0.8, 50), Ok(None));
+        assert!(blocks_needed(0.0, 1.0, 0.05, 0.8, 50).is_err());
+        assert!(blocks_needed(0.1, 0.0, 0.05, 0.8, 50).is_err());
+        let n = blocks_for_equivalence(0.0, 0.02, 0.03, 0.05, 0.9, 1000);
+        let n = n.unwrap().unwrap();
+        assert!(tost_power(0.0, 0.02, n, 0.03, 0.05).unwrap() >= 0.9);
+        assert!(tost_power(0.0, 0.02, n - 1, 0.03, 0.05).unwrap() < 0.9);
+        // A true difference at the margin is "equivalent" alpha of the time and never needs less.
+        let edge = tost_power(0.03, 0.02, 40, 0.03, 0.05).unwrap();
+        close(edge, 0.05, 1e-3, 0.0);
+        assert_eq!(
+            blocks_for_equivalence(0.03, 0.02, 0.03, 0.05, 0.9, 1000),
+            Ok(None)
+        );
     }
 }

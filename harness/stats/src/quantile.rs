@@ -60,18 +60,18 @@ pub fn linear(sorted: &[f64], p: f64) -> Option<f64> {
     Some(sorted[below] * (1.0 - share) + sorted[above] * share)
 }
 
-/// `p * n`, snapped to the integer it stands for. Without this, 0.07 * 100 =
-/// 7.000000000000001 would be rank 8.
 fn position(n: usize, p: f64) -> Option<f64> {
-    if n == 0 || !(0.0..=1.0).contains(&p) {
-        return None;
-    }
-    let product = p * n as f64;
+    (n > 0 && (0.0..=1.0).contains(&p)).then(|| snapped(p * n as f64))
+}
+
+/// A product `p * n`, snapped to the integer it stands for. Without this, 0.07 * 100 =
+/// 7.000000000000001 would be rank 8.
+pub(crate) fn snapped(product: f64) -> f64 {
     let whole = product.round();
     if (product - whole).abs() <= 8.0 * f64::EPSILON * whole.max(1.0) {
-        Some(whole)
+        whole
     } else {
-        Some(product)
+        product
     }
 }
 

@@ -169,7 +169,10 @@ fn flag(
         check.flags.push(HitFlag::Preemptions { count });
     }
     let tokens = window.counters.query_tokens.zip(cell_tokens(rows));
-    let other = tokens.filter(|(server, cell)| server != cell);
+    // vLLM looks nothing up while its cache is off, and the answers then agree that nothing was
+    // found.
+    let off = !known.is_empty() && known.iter().all(|(_, tokens)| *tokens == 0);
+    let other = tokens.filter(|(server, cell)| server != cell && !(off && *server == 0));
     if let Some((server_tokens, cell_tokens)) = other {
         check.flags.push(HitFlag::OtherTraffic {
             server_tokens,

@@ -53,6 +53,14 @@ impl TraceFile {
     /// The file cannot be read or parsed, or a unit or block size cannot be told: the message says
     /// what speaks for what, and what to set.
     pub fn open(path: &Path, options: &TraceOptions) -> Result<Self, TraceError> {
+        TraceFile::open_start(path, options, u64::MAX)
+    }
+
+    /// Looks at the first `rows` rows only, for a replay that takes no more of a very long file.
+    ///
+    /// # Errors
+    /// As [`TraceFile::open`]; what comes after these rows is not looked at.
+    pub fn open_start(path: &Path, options: &TraceOptions, rows: u64) -> Result<Self, TraceError> {
         let (format, mut evidence) = match options.format {
             Some(format) => (format, vec![format!("format {format}: as set")]),
             None => {
@@ -74,7 +82,10 @@ impl TraceFile {
                 servegen: options.servegen.clone(),
             });
         }
-        let survey = Survey::of(path, format)?;
+        let survey = Survey::of(path, format, rows)?;
+        if survey.cut {
+            evidence.push(format!("looked at the first {rows} rows"));
+        }
         let refuse = |message: String| TraceError::Ambiguous {
             file: path.display().to_string(),
             message,
@@ -182,17 +193,25 @@ struct Survey {
     times: TimeSurvey,
     blocks: BlockSurvey,
     dates: bool,
+    /// There may be more rows than were looked at.
+    cut: bool,
 }
 
 impl Survey {
-    fn of(path: &Path, format: TraceFormat) -> Result<Self, TraceError> {
+    fn of(path: &Path, format: TraceFormat, rows: u64) -> Result<Self, TraceError> {
         let source = open_file(path)?;
         let name = path.display().to_string();
         let mut records = Records::new(source, &name, format.framing());
         let mut parser = format.parser();
         let mut survey = Survey::default();
+        let mut seen = 0;
         while let Some((record, place)) = records.next()? {
+            if seen >= rows {
+                survey.cut = true;
+                break;
+            }
             for file_row in parser.parse(record, place)?.rows {
+                seen += 1;
                 match file_row.at {
                     FileTime::Units(at) => survey.times.add(at),
                     FileTime::Instant(_) => survey.dates = true,

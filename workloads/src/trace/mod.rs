@@ -25,15 +25,17 @@
 //! ```
 
 mod blocks;
+mod conversations;
 mod detect;
 mod error;
 mod file;
 mod formats;
 mod inspect;
-mod lru;
-mod prompt;
+pub(crate) mod lru;
+pub(crate) mod prompt;
 mod reader;
 mod records;
+mod requests;
 mod reuse;
 mod row;
 mod servegen;
@@ -46,6 +48,7 @@ mod validate;
 mod write;
 
 pub use blocks::{BlockRule, LastBlock};
+pub use conversations::{Conversation, Conversations};
 pub use detect::{Detection, detect};
 pub use error::{Place, TraceError};
 pub use file::{Rows, TraceFile, TraceOptions};
@@ -57,6 +60,8 @@ pub use inspect::{
 pub use prompt::{MIN_VOCABULARY, PromptTokens};
 pub use reader::TraceReader;
 pub use records::MAX_RECORD_BYTES;
+pub use requests::open_requests;
+pub(crate) use requests::output_of;
 pub use reuse::{PoolCounter, PoolStats, ReuseCounter, ReuseStats, prefix_reuse};
 pub use row::{ChatTurn, RowPrompt, RowTurn, TraceRow};
 pub use servegen::{Generated, ServeGen, ServeGenParams};

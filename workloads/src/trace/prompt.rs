@@ -76,18 +76,34 @@ impl PromptTokens {
         })
     }
 
+    /// Other tokens of the same source.
+    pub(crate) fn with_seed(mut self, seed: u64) -> Self {
+        self.seed = mix(seed);
+        self
+    }
+
     /// The prompt of a row, `input_tokens` long.
     pub fn realise(&self, row: &TraceRow) -> Vec<TokenId> {
         let mut prompt = Vec::with_capacity(row.input_tokens);
         for (index, &id) in row.block_ids.iter().enumerate() {
-            self.append(mix(self.seed ^ id), row.tokens_in_block(index), &mut prompt);
+            self.append_named(id, row.tokens_in_block(index), &mut prompt);
         }
         let rest = row.input_tokens.saturating_sub(prompt.len());
         if rest > 0 {
-            let own = mix(mix(self.seed ^ UNNAMED) ^ row.number);
-            self.append(own, rest, &mut prompt);
+            self.append_own(row.number, rest, &mut prompt);
         }
         prompt
+    }
+
+    /// Appends the first `tokens` tokens of the slice that block name `id` stands for.
+    pub(crate) fn append_named(&self, id: u64, tokens: usize, prompt: &mut Vec<TokenId>) {
+        self.append(mix(self.seed ^ id), tokens, prompt);
+    }
+
+    /// Appends `tokens` tokens that no block name stands for and no other `number` has.
+    pub(crate) fn append_own(&self, number: u64, tokens: usize, prompt: &mut Vec<TokenId>) {
+        let own = mix(mix(self.seed ^ UNNAMED) ^ number);
+        self.append(own, tokens, prompt);
     }
 
     /// Appends the first `tokens` tokens of the slice of `name`.

@@ -1,158 +1,145 @@
 //! The command line of `bench`.
 
+mod names;
+mod options;
+mod text;
+
 use std::path::PathBuf;
 
-use clap::{Args, ValueEnum};
-use serde::Serialize;
+use clap::Args;
 
-use super::positive;
-use crate::verbs::bench::Objective;
+pub(crate) use names::{
+    Api, ArrivalArg, Backend, CacheArg, DatasetName, Format, HttpArg, InputUnit, RampStrategy,
+};
+pub(crate) use options::BenchOptions;
+pub(crate) use text::{Above0, Secret, Text, Warmup};
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  prefillbench bench --base-url http://127.0.0.1:8000 --model M --request-rate 4 --num-prompts 200
-  prefillbench bench --base-url http://127.0.0.1:8000 --model M --max-concurrency 8 --duration 60
-  prefillbench bench --base-url http://127.0.0.1:8000 --model M --request-rate 2 --cache cold \\
-      --goodput ttft:500,tpot:50 --json
-
-Without --request-rate all requests are due at once. --max-concurrency makes a closed loop. Exit \
-code 1: every request failed; 3: the run is not valid, the document says why.")]
+#[command(after_help = AFTER)]
 pub(crate) struct BenchArgs {
-    /// Address of the server, for example http://127.0.0.1:8000.
-    #[arg(long, value_name = "URL")]
-    pub(crate) base_url: String,
-    /// Model name that requests carry.
+    /// Suite file: the settings of a run, and of its arms.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) suite: Option<PathBuf>,
+    /// Arm of the suite to run; needed when it has more than one.
+    #[arg(long, value_name = "NAME", requires = "suite")]
+    pub(crate) arm: Option<String>,
+    /// Print the resolved settings, the facts of the schedule and its hash; send nothing.
     #[arg(long)]
-    pub(crate) model: String,
-    /// Route of the measured requests; default: the usual one of --api.
-    #[arg(long, value_name = "PATH", value_parser = route)]
-    pub(crate) endpoint: Option<String>,
-    /// Interface; default: completions, or chat when --endpoint ends with chat/completions.
-    #[arg(long, value_enum)]
-    pub(crate) api: Option<Api>,
-    /// Requests per second, or `inf`: all at once.
-    #[arg(long, value_name = "RATE", default_value = "inf", value_parser = rate)]
-    pub(crate) request_rate: f64,
-    /// Shape of the gaps between requests: 1 is Poisson, below 1 burstier, above 1 more regular.
-    #[arg(long, value_name = "SHAPE", default_value_t = 1.0, value_parser = positive_number)]
-    pub(crate) burstiness: f64,
-    /// Closed loop: so many requests in flight, each followed by the next one at its end.
-    #[arg(long, value_name = "N", value_parser = positive)]
-    pub(crate) max_concurrency: Option<usize>,
-    /// Requests; default: 1000, or with --duration and a rate as many as are due by then.
-    #[arg(long, value_name = "N", value_parser = positive)]
-    pub(crate) num_prompts: Option<usize>,
-    /// No request starts later than this after the start.
-    #[arg(long, value_name = "SECONDS", value_parser = positive_number)]
-    pub(crate) duration: Option<f64>,
-    /// Length of each prompt: tokens, or words of a text.
-    #[arg(long, value_name = "N", default_value = "1024", value_parser = positive)]
-    pub(crate) random_input_len: usize,
-    /// Output tokens that each request asks for.
-    #[arg(long, value_name = "N", default_value = "128", value_parser = positive)]
-    pub(crate) random_output_len: usize,
-    /// Token ids that prompts are drawn from, the last one excluded.
-    #[arg(long, value_name = "LO..HI", default_value = "1000..16000", value_parser = id_range)]
-    pub(crate) random_range_ids: (u32, u32),
-    /// What prompts are sent as; default: ids, for a chat text.
-    #[arg(long, value_enum)]
-    pub(crate) input_unit: Option<InputUnit>,
-    /// Seed of the prompts and of the arrivals.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Ask for the whole output length even where the model would stop.
-    #[arg(long)]
-    pub(crate) ignore_eos: bool,
-    /// Header of every request; may be repeated.
-    #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
-    pub(crate) header: Vec<(String, String)>,
-    /// Environment variable that holds the API key.
-    #[arg(long, value_name = "NAME")]
-    pub(crate) api_key_env: Option<String>,
-    /// Limits that a good request meets, separated by commas or spaces: ttft:MS, itl:MS (99th
-    /// percentile within the request), tpot:MS, e2el:MS.
-    #[arg(long, value_name = "LIMIT", value_delimiter = ',', num_args = 1..)]
-    pub(crate) goodput: Vec<Objective>,
-    /// State of the server's prefix cache: as it is, or emptied and proved to be cold.
-    #[arg(long, value_enum, default_value_t = CacheArg::Asis)]
-    pub(crate) cache: CacheArg,
-    /// Run directory to create; default: results/bench-TIME.
-    #[arg(long, value_name = "DIR")]
-    pub(crate) out: Option<PathBuf>,
-    /// Print one JSON document.
-    #[arg(long)]
+    pub(crate) dry_run: bool,
+    /// Print one JSON document; the same as --format json.
+    #[arg(long, conflicts_with = "format")]
     pub(crate) json: bool,
+    /// Settings.
+    #[command(flatten)]
+    pub(crate) options: BenchOptions,
 }
 
-/// Interfaces.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum Api {
-    /// `/v1/completions`.
-    Completions,
-    /// `/v1/chat/completions`.
-    Chat,
-}
+const AFTER: &str = "Examples:
+  prefillbench bench --base-url http://127.0.0.1:8000 --request-rate 4 --num-prompts 200
+  prefillbench bench --base-url http://127.0.0.1:8000 --max-concurrency 8 --duration 60
+  prefillbench bench --base-url http://127.0.0.1:8000 --request-rate 2 --cache cold \\
+      --goodput ttft:500,tpot:50 --slo success:0.99 --json
+  prefillbench bench --base-url http://127.0.0.1:8000 --dataset-name shared-prefix \\
+      --gsp-num-groups 8 --cache warm --request-rate 2
+  prefillbench bench --base-url http://127.0.0.1:8000 --dataset-name trace \\
+      --dataset-path conversation_trace.jsonl --scale-length 0.1 --num-prompts 500
+  prefillbench bench --suite workloads/suites/chunk_budget.toml --arm budget-256 --dry-run
 
-/// Forms of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum InputUnit {
-    /// Token ids, which the server takes as they are.
-    Ids,
-    /// Words, which the server turns into tokens.
-    Text,
-}
+Flags that `vllm bench serve` has too mean the same. Without --request-rate all requests are due
+at once; --max-concurrency alone makes a closed loop. A suite file has the same settings as keys
+in snake_case; the command line goes over an arm's, and that over the suite's.
 
-/// States of the cache that can be asked for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, ValueEnum)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum CacheArg {
-    /// Nothing is done and nothing is claimed.
-    Asis,
-    /// Emptied, or its keys salted, and shown to hold nothing.
-    Cold,
-}
+Latencies count from the intended arrival. The run directory has a row for every request and
+every token event, the manifest with the settings, and bench.json. Ctrl-C ends a run early and
+keeps what was measured; twice ends it at once.
 
-fn positive_number(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-        _ => Err("must be a number above 0".into()),
+Exit codes: 0 valid; 1 every request failed or a gate of --slo failed; 2 bad usage or a server
+that cannot be reached; 3 interrupted or not valid, and the document says why.";
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+    use crate::args::{Cli, Verb};
+
+    /// The options of a command line.
+    fn options(args: &[&str]) -> BenchOptions {
+        let cli = Cli::parse_from(["prefillbench", "bench"].iter().chain(args));
+        match cli.verb {
+            Verb::Bench(args) => args.options,
+            _ => unreachable!(),
+        }
     }
-}
 
-fn rate(text: &str) -> Result<f64, String> {
-    match text {
-        "inf" => Ok(f64::INFINITY),
-        _ => positive_number(text).map_err(|_| "must be a number above 0, or inf".into()),
+    #[test]
+    fn a_flag_and_its_key_are_the_same_setting() {
+        let flags = options(&[
+            "--request-rate=inf",
+            "--num-prompts=7",
+            "--dataset-name=prefix_repetition",
+            "--http=2",
+            "--server=llama-cpp",
+            "--ignore-eos",
+            "--goodput=ttft:5,itl:2",
+            "--slo=success:0.9",
+            "--random-range-ids=100..200",
+            "--metadata=a=b",
+            "--warmup=2s",
+            "--extra-body={\"top_k\":1}",
+            "--shard=1/2",
+        ]);
+        let keys = toml::from_str::<BenchOptions>(
+            "request_rate = \"inf\"\nnum_prompts = 7\ndataset_name = \"prefix-repetition\"\n\
+             http = \"2\"\nserver = \"llama-cpp\"\nignore_eos = true\n\
+             goodput = [\"ttft:5\", \"itl:2\"]\nslo = [\"success:0.9\"]\n\
+             random_range_ids = \"100..200\"\nmetadata = [\"a=b\"]\nwarmup = \"2s\"\n\
+             extra_body = '{\"top_k\":1}'\nshard = \"1/2\"",
+        )
+        .unwrap();
+        let value = |options: &BenchOptions| serde_json::to_value(options).unwrap();
+        assert_eq!(value(&flags), value(&keys));
+        assert_eq!(value(&flags).as_object().unwrap().len(), 13);
     }
-}
 
-fn route(text: &str) -> Result<String, String> {
-    if text.starts_with('/') {
-        return Ok(text.to_owned());
+    #[test]
+    fn every_flag_has_its_key() {
+        use clap::CommandFactory;
+        let cli = Cli::command();
+        let bench = cli.find_subcommand("bench").unwrap();
+        let alone = ["suite", "arm", "dry-run", "json", "help", "version"];
+        let mut seen = 0;
+        for flag in bench.get_arguments().filter_map(|arg| arg.get_long()) {
+            if alone.contains(&flag) {
+                continue;
+            }
+            seen += 1;
+            // A key that exists is refused for its value, one that does not for its name.
+            let line = format!("{} = {{}}", flag.replace('-', "_"));
+            let error = toml::from_str::<BenchOptions>(&line).unwrap_err();
+            assert!(!error.to_string().contains("unknown field"), "{flag}");
+        }
+        assert!(seen > 70, "{seen}");
     }
-    Err("must begin with /, as in /v1/completions".into())
-}
 
-/// Fewer ids than these cannot make prompts that differ surely.
-const MIN_IDS: u32 = 64;
-
-fn id_range(text: &str) -> Result<(u32, u32), String> {
-    let bounds = text.split_once("..");
-    let parsed = bounds.and_then(|(lo, hi)| Some((lo.parse().ok()?, hi.parse().ok()?)));
-    match parsed {
-        Some((lo, hi)) if hi >= lo && hi - lo >= MIN_IDS => Ok((lo, hi)),
-        _ => Err(format!(
-            "must be LO..HI with at least {MIN_IDS} ids between, as in 1000..16000"
-        )),
+    #[test]
+    fn the_help_fits_a_hundred_columns() {
+        use clap::CommandFactory;
+        let mut cli = Cli::command();
+        let bench = cli.find_subcommand_mut("bench").unwrap();
+        let help = bench.render_long_help().to_string();
+        for line in help.lines() {
+            assert!(line.chars().count() <= 100, "{line}");
+        }
     }
-}
 
-fn header(text: &str) -> Result<(String, String), String> {
-    match text.split_once('=') {
-        Some((name, value)) if !name.is_empty() => Ok((name.to_owned(), value.to_owned())),
-        _ => Err("must be NAME=VALUE".into()),
+    #[test]
+    fn what_is_said_goes_over_what_was_said_before() {
+        let base = options(&["--seed=1", "--num-prompts=5", "--ignore-eos"]);
+        let over = options(&["--seed=2", "--ignore-eos=false"]).over(base);
+        assert_eq!((over.seed, over.ignore_eos), (Some(2), Some(false)));
+        assert_eq!(over.num_prompts.unwrap().value.0, 5);
+        assert!(over.burstiness.is_none());
     }
 }

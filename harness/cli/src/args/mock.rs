@@ -14,7 +14,9 @@ use super::positive;
   prefillbench mock --ttft-ms lognormal:40,0.5 --itl-ms exp:8 --tokens exp:200
   prefillbench mock --prefill-us-per-token 100 --max-concurrency 8 --log truth.csv
   prefillbench mock --fault status:503:1@10 --fault close:3@7
-  prefillbench mock --script stream.json
+  prefillbench mock --script worked-stream     five tokens that tell load generators apart
+  prefillbench mock --persona llama-cpp:4      timings, slots, cache_prompt
+  prefillbench mock --tls-cert cert.pem --tls-key key.pem
   prefillbench mock --replay golden/streams/vllm_chat_stream_usage.json
 
 Times are one number, exp:MEAN or lognormal:MEDIAN,SIGMA. docs/MOCK.md has the format of scripts, \
@@ -64,7 +66,7 @@ pub(crate) struct MockArgs {
     /// decides.
     #[arg(long, value_name = "FAULT")]
     pub(crate) fault: Vec<Fault>,
-    /// Answers event by event, from a JSON file.
+    /// Answers event by event, from a JSON file; `worked-stream` is built in.
     #[arg(long, value_name = "FILE")]
     pub(crate) script: Option<PathBuf>,
     /// Replay a recorded response for requests of its path; may be repeated.
@@ -103,12 +105,21 @@ pub(crate) struct MockArgs {
     /// Seed of drawn times and lengths.
     #[arg(long, default_value_t = 1)]
     pub(crate) seed: u64,
-    /// Write what was really sent to this CSV file at the end; `GET /mock/log` has it before.
+    /// Write what was really sent to this CSV file as requests end; `GET /mock/log` has it too.
     #[arg(long, value_name = "FILE")]
     pub(crate) log: Option<PathBuf>,
     /// Requests kept for the log; the oldest leave first.
     #[arg(long, default_value_t = 100_000)]
     pub(crate) log_requests: usize,
+    /// Whose habits the answers have: vllm, or llama-cpp:SLOTS.
+    #[arg(long, default_value = "vllm", value_name = "WHO", value_parser = persona)]
+    pub(crate) persona: pb_mock::Persona,
+    /// Speak TLS with the certificate chain of this PEM file.
+    #[arg(long, value_name = "PEM", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// Private key of the certificate, a PEM file.
+    #[arg(long, value_name = "PEM", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
     /// Stop when standard input closes, so that no server outlives its harness.
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,
@@ -173,6 +184,20 @@ fn head(text: &str) -> Result<Head, String> {
             .map_err(|_| "must be a number of milliseconds, or `first`".into()),
     }
 }
+
+fn persona(text: &str) -> Result<pb_mock::Persona, String> {
+    let (name, slots) = text.split_once(':').unwrap_or((text, "1"));
+    match (name, super::positive(slots)) {
+        ("vllm", _) if text == "vllm" => Ok(pb_mock::Persona::Vllm),
+        ("llama-cpp", Ok(slots)) if slots <= MOST_SLOTS => Ok(pb_mock::Persona::LlamaCpp { slots }),
+        _ => Err(format!(
+            "must be vllm or llama-cpp:SLOTS with 1 to {MOST_SLOTS} slots"
+        )),
+    }
+}
+
+/// Slots beyond this are a typing error.
+const MOST_SLOTS: usize = 4_096;
 
 fn reset(text: &str) -> Result<pb_mock::ResetStyle, String> {
     match text {

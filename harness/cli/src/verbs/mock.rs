@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use pb_contract::Nanos;
 use pb_mock::{
-    CacheModel, Mock, MockOptions, Recording, Script, Style, Timing, Tokenizer, UsageStyle,
+    CacheModel, Mock, MockOptions, Recording, Script, Style, Timing, Tls, Tokenizer, UsageStyle,
 };
 use tokio::sync::mpsc;
 
@@ -26,23 +26,25 @@ pub(crate) fn run(args: &MockArgs) -> Result<ExitCode> {
     );
     let _ = out.flush();
     wait(args.until_stdin_closes)?;
-    let log = server.stop();
-    if let Some(path) = &args.log {
-        std::fs::write(path, log.to_csv())
-            .with_context(|| format!("cannot write --log {}", path.display()))?;
-        if log.dropped > 0 {
-            eprintln!(
-                "{} requests are missing from the log; raise --log-requests",
-                log.dropped
-            );
-        }
+    let late = server.stop().lateness;
+    if let (Some(p50), Some(p99), Some(most)) = (
+        late.percentile(50),
+        late.percentile(99),
+        late.percentile(100),
+    ) {
+        let writes = late.writes();
+        eprintln!("{writes} writes, late by {p50} (p50), {p99} (p99), {most} (most)");
     }
     Ok(ExitCode::SUCCESS)
 }
 
+/// Requests kept in memory for `GET /mock/log` beside a log file.
+const KEPT_BESIDE_FILE: usize = 10_000;
+
 /// The options that the arguments ask for.
 fn options(args: &MockArgs) -> Result<MockOptions> {
     let script = match &args.script {
+        Some(name) if name.as_os_str() == "worked-stream" => Some(Script::worked_stream()),
         Some(path) => {
             let place = || format!("--script {}", path.display());
             let text = std::fs::read_to_string(path).with_context(place)?;
@@ -76,7 +78,17 @@ fn options(args: &MockArgs) -> Result<MockOptions> {
             reset: args.reset,
         },
         max_concurrency: args.max_concurrency,
-        log_requests: args.log_requests,
+        log_requests: match args.log {
+            Some(_) => args.log_requests.min(KEPT_BESIDE_FILE),
+            None => args.log_requests,
+        },
+        log_file: args.log.clone(),
+        persona: args.persona,
+        tls: args
+            .tls_cert
+            .clone()
+            .zip(args.tls_key.clone())
+            .map(|(cert, key)| Tls { cert, key }),
     })
 }
 

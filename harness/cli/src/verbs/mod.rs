@@ -4,6 +4,8 @@ pub(crate) mod bench;
 pub(crate) mod calc;
 pub(crate) mod completions;
 pub(crate) mod engine;
+pub(crate) mod leak;
+pub(crate) mod merge;
 pub(crate) mod mock;
 pub(crate) mod model;
 pub(crate) mod quickstart;

@@ -1,12 +1,17 @@
-//! `prefillbench report RUN`: judges the rows of a run directory and renders them.
+//! `prefillbench report RUN`: makes the numbers of a run directory again from its rows and
+//! renders them. A run that compares arms is judged; a load run has its document.
 
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use pb_bench::files::RunFiles;
+use pb_bench::{DOCUMENT_FILE, SERVER_FILE, ServerPoint};
 use pb_judge::run::{RunNotes, RunVerdict, judge};
-use pb_record::{RunReader, write_atomic, write_json_atomic};
+use pb_record::hlog::Logs;
+use pb_record::{RecordStream, RunReader, read_rows, write_atomic, write_json_atomic};
+use pb_report::bench::{BenchReport, Pictures};
 
 use super::quickstart::NOTES_FILE;
 use crate::args::ReportArgs;
@@ -14,8 +19,12 @@ use crate::output;
 
 /// Name of the page.
 pub(crate) const HTML_FILE: &str = "report.html";
+/// Name of the report as Markdown.
+const MARKDOWN_FILE: &str = "report.md";
 /// Width that tables fit when the terminal does not say.
 const TABLE_WIDTH: u16 = 100;
+/// Kind of the runs that `bench` and `merge` write.
+const BENCH: &str = "bench";
 
 /// A judged run.
 pub(crate) struct Rendered {
@@ -31,7 +40,7 @@ pub(crate) fn render(dir: &Path) -> Result<Rendered> {
     let verdict = judge(&data, &notes);
     write_json_atomic(&dir.join("verdict.json"), &verdict)?;
     write_atomic(
-        &dir.join("report.md"),
+        &dir.join(MARKDOWN_FILE),
         pb_report::markdown(&verdict).as_bytes(),
     )?;
     let page = pb_report::html(&data, &verdict).context("rendering the page")?;
@@ -45,17 +54,84 @@ pub(crate) fn print(rendered: &Rendered, json: bool) -> Result<()> {
     let text = if json {
         serde_json::to_string_pretty(&rendered.verdict)?
     } else {
-        let color = std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none();
-        pb_report::terminal(&rendered.verdict, TABLE_WIDTH, color)
+        pb_report::terminal(&rendered.verdict, TABLE_WIDTH, color())
     };
     output::line(&text)
 }
 
+/// Whether standard output takes colours.
+fn color() -> bool {
+    std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+}
+
 /// Renders a run directory again.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
-    let rendered = render(&args.run)
-        .with_context(|| format!("cannot render the run directory {}", args.run.display()))?;
+    let cannot = || format!("cannot render the run directory {}", args.run.display());
+    let stream = RecordStream::open(&args.run).with_context(cannot)?;
+    if stream.manifest().kind == BENCH {
+        return run_bench(args).with_context(cannot);
+    }
+    let rendered = render(&args.run).with_context(cannot)?;
     print(&rendered, args.json)?;
     eprintln!("report: {}", args.run.join(HTML_FILE).display());
     Ok(ExitCode::from(rendered.verdict.outcome.exit_code()))
+}
+
+/// A load run with what its report is made of.
+pub(crate) struct RenderedBench {
+    /// The run as read from its rows.
+    pub(crate) run: RunFiles,
+    pictures: Pictures,
+}
+
+impl RenderedBench {
+    fn report(&self) -> BenchReport<'_> {
+        BenchReport {
+            document: &self.run.document,
+            pictures: &self.pictures,
+            notes: &self.run.notes,
+        }
+    }
+}
+
+/// Makes the document of the load run in `dir` again and writes `bench.json`, `bench.csv`,
+/// `report.md`, `report.html` and the histograms into it.
+pub(crate) fn render_bench(dir: &Path) -> Result<RenderedBench> {
+    let run = pb_bench::files::read(dir)?;
+    let server: Vec<ServerPoint> = read_rows(dir, SERVER_FILE)?.unwrap_or_default();
+    let mut pictures = Pictures::new(&run.document, &run.tally, server);
+    let mut logs = Logs::new();
+    // The rows once more: what pictures need of the tokens depends on the whole run.
+    let mut stream = RecordStream::open(dir)?;
+    while let Some(record) = stream.next_record()? {
+        pictures.add(&record.row, &record.tokens);
+        if record.row.arm != pb_bench::WARMUP_ARM {
+            logs.add(&record.row, &record.tokens)
+                .map_err(anyhow::Error::msg)
+                .context("making the histograms")?;
+        }
+    }
+    let rendered = RenderedBench { run, pictures };
+    let report = rendered.report();
+    write_json_atomic(&dir.join(DOCUMENT_FILE), report.document)?;
+    let table = pb_bench::csv::text(report.document);
+    write_atomic(&dir.join(pb_bench::files::CSV_FILE), table.as_bytes())?;
+    write_atomic(&dir.join(MARKDOWN_FILE), report.markdown().as_bytes())?;
+    let page = report.html().context("rendering the page")?;
+    write_atomic(&dir.join(HTML_FILE), page.as_bytes())?;
+    logs.write(dir, &rendered.run.manifest.created)
+        .context("writing the histograms")?;
+    Ok(rendered)
+}
+
+fn run_bench(args: &ReportArgs) -> Result<ExitCode> {
+    let rendered = render_bench(&args.run)?;
+    let document = &rendered.run.document;
+    let text = match args.json {
+        true => serde_json::to_string_pretty(document)?,
+        false => rendered.report().terminal(TABLE_WIDTH, color()),
+    };
+    output::line(&text)?;
+    eprintln!("report: {}", args.run.join(HTML_FILE).display());
+    Ok(ExitCode::from(document.exit_code()))
 }

@@ -54,6 +54,9 @@ pub struct SendOrder {
     pub id: RequestId,
     /// When it was due: latency counts from here.
     pub intended: Nanos,
+    /// When nothing but this client kept it any more: later than `intended` for a request that
+    /// was held back because enough others were in flight.
+    pub free: Nanos,
     /// What to send, the history of its session included.
     pub body: Arc<PlannedBody>,
     /// [`Driver::ended`] is to be given the text of the answer.
@@ -75,10 +78,20 @@ pub enum Action {
     Done,
 }
 
+/// A part of a plan whose requests are known before they are due.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Part {
+    /// The open loop.
+    Schedule,
+    /// The closed loop of this number.
+    Loop(usize),
+}
+
 /// One closed loop.
 #[derive(Debug)]
 struct Loop {
     first_id: u64,
+    streams: usize,
     bodies: VecDeque<Arc<PlannedBody>>,
     taken: u64,
     /// Instants at which slots became free, oldest first.
@@ -105,6 +118,10 @@ pub struct Driver {
     cut_off: Nanos,
     exhausted: bool,
     stopped: bool,
+    /// Nothing new is sent any more; what runs may end.
+    draining: bool,
+    /// Instants at which places of the open loop became free, when it has only so many.
+    places: Option<VecDeque<Nanos>>,
 }
 
 impl Driver {
@@ -117,11 +134,13 @@ impl Driver {
         let order = |request: pb_contract::plan::OpenRequest| SendOrder {
             id: request.id,
             intended: start + request.offset_ns,
+            free: start + request.offset_ns,
             body: Arc::new(request.body),
             wants_answer: false,
         };
         let closed = |part: pb_contract::plan::ClosedLoop| Loop {
             first_id: part.first_id.0,
+            streams: part.streams,
             free: vec![start; part.streams].into(),
             bodies: part.bodies.into_iter().map(Arc::new).collect(),
             taken: 0,
@@ -136,7 +155,23 @@ impl Driver {
             cut_off: horizon + plan.drain_ns,
             exhausted: false,
             stopped: false,
+            draining: false,
+            places: None,
         })
+    }
+
+    /// Moves a driver that started at zero and was not polled yet to another start.
+    pub fn start_at(&mut self, start: Nanos) {
+        for order in &mut self.open {
+            order.intended += start;
+            order.free += start;
+        }
+        for part in &mut self.loops {
+            part.free.iter_mut().for_each(|free| *free += start);
+        }
+        self.sessions.start_at(start);
+        self.horizon += start;
+        self.cut_off += start;
     }
 
     /// What to do at `now`. Call it at the start, whenever an instant of [`Action::WakeAt`] has
@@ -145,7 +180,7 @@ impl Driver {
         let mut actions = Vec::new();
         let over = self.stopped || now >= self.cut_off;
         for order in self.take_due(now) {
-            if over {
+            if over || self.draining {
                 actions.push(Action::NotOffered(order));
             } else {
                 actions.push(Action::Send(order));
@@ -174,20 +209,58 @@ impl Driver {
     /// off or never sent is not known any more, and nothing happens.
     pub fn ended(&mut self, id: RequestId, at: Nanos, answer: Option<String>) {
         match self.live.remove(&id) {
-            Some(Owner::Loop(index)) => {
-                // Ends may be told out of order; the slot that has waited longest goes first.
-                let free = &mut self.loops[index].free;
-                let place = free.partition_point(|&earlier| earlier <= at);
-                free.insert(place, at);
-            }
+            Some(Owner::Loop(index)) => becomes_free(&mut self.loops[index].free, at),
             Some(Owner::Session(index)) => self.sessions.ended(index, at, answer),
-            Some(Owner::Schedule) | None => {}
+            Some(Owner::Schedule) => {
+                if let Some(places) = &mut self.places {
+                    becomes_free(places, at);
+                }
+            }
+            None => {}
         }
+    }
+
+    /// Holds requests of the open loop back while so many of them are in flight. Their latency
+    /// counts from their intended arrival all the same.
+    pub fn hold_at(&mut self, max_in_flight: usize) {
+        self.places = Some(vec![Nanos::ZERO; max_in_flight].into());
+    }
+
+    /// Sends nothing new from `now` on and cuts off after `span` what still runs then. What was
+    /// due and is not sent is told as not offered; what was not due yet is not told.
+    pub fn drain(&mut self, now: Nanos, span: Nanos) {
+        self.draining = true;
+        self.open.retain(|order| order.intended <= now);
+        self.horizon = self.horizon.min(now);
+        self.cut_off = self.cut_off.min(now + span);
     }
 
     /// The run is to end now: the next poll cuts off what is running.
     pub fn stop(&mut self) {
         self.stopped = true;
+    }
+
+    /// The request of a part of the plan that comes after its next `skip`. Of a closed loop no
+    /// more than one for each of its slots is told.
+    pub fn upcoming(&self, part: Part, skip: usize) -> Option<(RequestId, &PlannedBody)> {
+        match part {
+            Part::Schedule => {
+                let order = self.open.get(skip)?;
+                Some((order.id, &order.body))
+            }
+            Part::Loop(index) => {
+                let part = self.loops.get(index)?;
+                let body = part.bodies.get(skip).filter(|_| skip < part.streams)?;
+                let id = RequestId(part.first_id + part.taken + skip as u64);
+                Some((id, body))
+            }
+        }
+    }
+
+    /// The parts of the plan whose requests are known before they are due.
+    pub fn parts(&self) -> impl Iterator<Item = Part> + use<> {
+        let loops = (0..self.loops.len()).map(Part::Loop);
+        std::iter::once(Part::Schedule).chain(loops)
     }
 
     /// Requests sent and not ended.
@@ -203,7 +276,9 @@ impl Driver {
 
     /// The next instant at which something will be due whatever the server does.
     fn next_due(&self) -> Option<Nanos> {
-        let open = self.open.front().map(|order| order.intended);
+        let full = self.places.as_ref().is_some_and(VecDeque::is_empty);
+        let open = self.open.front().filter(|_| !full);
+        let open = open.map(|order| order.intended);
         let loops = self.loops.iter().filter(|part| !part.bodies.is_empty());
         let slots = loops.filter_map(|part| part.free.front().copied());
         let turns = self.sessions.next_due(self.horizon);
@@ -214,8 +289,20 @@ impl Driver {
     /// Takes everything that is due at `now`, ordered by `(intended, id)`, and marks it live.
     fn take_due(&mut self, now: Nanos) -> Vec<SendOrder> {
         let mut due = Vec::new();
-        while let Some(order) = self.open.pop_front_if(|order| order.intended <= now) {
-            due.push((order, Owner::Schedule));
+        let over = self.stopped || now >= self.cut_off;
+        let sending = !over && !self.draining;
+        while let Some(order) = self.open.front().filter(|order| order.intended <= now) {
+            let mut free = order.intended;
+            if let Some(places) = self.places.as_mut().filter(|_| sending) {
+                let Some(place) = places.pop_front() else {
+                    break;
+                };
+                free = free.max(place);
+            }
+            due.extend(self.open.pop_front().map(|order| {
+                let order = SendOrder { free, ..order };
+                (order, Owner::Schedule)
+            }));
         }
         for (index, part) in self.loops.iter_mut().enumerate() {
             // A slot that became free after the horizon starts nothing any more.
@@ -232,6 +319,7 @@ impl Driver {
                 let order = SendOrder {
                     id,
                     intended,
+                    free: intended,
                     body,
                     wants_answer: false,
                 };
@@ -242,16 +330,22 @@ impl Driver {
             due.push((order, Owner::Session(index)));
         }
         due.sort_by_key(|(order, _)| (order.intended, order.id));
-        let over = self.stopped || now >= self.cut_off;
         let mut orders = Vec::with_capacity(due.len());
         for (order, owner) in due {
-            if !over {
+            if sending {
                 self.live.insert(order.id, owner);
             }
             orders.push(order);
         }
         orders
     }
+}
+
+/// Adds an instant to those at which a slot became free. Ends may be told out of order; the slot
+/// that has waited longest goes first.
+fn becomes_free(free: &mut VecDeque<Nanos>, at: Nanos) {
+    let place = free.partition_point(|&earlier| earlier <= at);
+    free.insert(place, at);
 }
 
 fn check(plan: &Plan) -> Result<(), PlanError> {

@@ -45,6 +45,12 @@ impl Sessions {
         }
     }
 
+    /// Moves all first turns.
+    pub(super) fn start_at(&mut self, start: Nanos) {
+        let due = std::mem::take(&mut self.due).into_iter();
+        self.due = due.map(|(at, index)| (at + start, index)).collect();
+    }
+
     /// The next instant at which a turn is due.
     pub(super) fn next_due(&self, horizon: Nanos) -> Option<Nanos> {
         let first = self.due.first().map(|&(at, _)| at);
@@ -76,16 +82,12 @@ impl Sessions {
             let role = "assistant".to_owned();
             talk.said.push(ChatTurn { role, content });
         } else {
-            let turns = std::mem::take(&mut talk.turns);
-            let lost = turns.into_iter().map(|turn| SendOrder {
-                id: turn.id,
-                intended: at,
-                body: Arc::new(turn.body),
-                wants_answer: false,
-            });
-            return self.lost.extend(lost);
+            talk.said.clear();
+            self.lost.extend(talk.lose_conversation(at));
         }
-        self.due.insert((at + next.think_ns, index));
+        if let Some(next) = talk.turns.front() {
+            self.due.insert((at + next.think_ns, index));
+        }
     }
 
     /// Takes the turns that will never be sent.
@@ -95,6 +97,21 @@ impl Sessions {
 }
 
 impl Talk {
+    /// The turns that needed the answer that failed; a conversation that begins later needs none.
+    fn lose_conversation(&mut self, at: Nanos) -> Vec<SendOrder> {
+        let begins = |turn: &Turn| !turn.history;
+        let next = self.turns.iter().position(begins);
+        let lost = self.turns.drain(..next.unwrap_or(self.turns.len()));
+        lost.map(|turn| SendOrder {
+            id: turn.id,
+            intended: at,
+            free: at,
+            body: Arc::new(turn.body),
+            wants_answer: false,
+        })
+        .collect()
+    }
+
     fn order(&mut self, turn: Turn, intended: Nanos) -> SendOrder {
         let mut body = turn.body;
         let wants_answer = self.turns.front().is_some_and(|next| next.history);
@@ -109,6 +126,7 @@ impl Talk {
         SendOrder {
             id: turn.id,
             intended,
+            free: intended,
             body: Arc::new(body),
             wants_answer,
         }

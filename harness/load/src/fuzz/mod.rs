@@ -5,6 +5,9 @@
 //! are split. What the events mean is checked in the same way ([`meaning`]).
 
 mod meaning;
+mod response;
+
+pub use response::fuzz_response;
 
 use crate::sse::{SseEvent, SseParser};
 

@@ -174,3 +174,56 @@ fn plans_that_contradict_themselves_are_refused() {
     let mut empty = Driver::new(plan(vec![], vec![]), Nanos::ZERO).unwrap();
     assert_eq!(at(&mut empty, 0), "d");
 }
+
+#[test]
+fn row_39_a_cap_holds_the_open_loop_back_and_keeps_its_arrivals() {
+    let requests = (0..5).map(|id| open(id, 10 * id)).collect();
+    let mut driver = Driver::new(plan(requests, vec![]), Nanos::ZERO).unwrap();
+    driver.hold_at(2);
+    assert_eq!(at(&mut driver, 0), "s0@0 w10");
+    assert_eq!(at(&mut driver, 10), "s1@10 w1500");
+    // Full: three become due and none is sent.
+    assert_eq!(at(&mut driver, 45), "w1500");
+    end(&mut driver, 0, 43);
+    end(&mut driver, 1, 50);
+    let free = |driver: &mut Driver, now: u64| -> Vec<(u64, u64)> {
+        let ms = |at: Nanos| at.0 / 1_000_000;
+        let actions = driver.poll(Nanos::from_millis(now)).into_iter();
+        let sent = actions.filter_map(|action| match action {
+            Action::Send(order) => Some((ms(order.intended), ms(order.free))),
+            _ => None,
+        });
+        sent.collect()
+    };
+    // Each goes into the place that was free first, from the instant at which it was.
+    assert_eq!(free(&mut driver, 60), [(20, 43), (30, 50)]);
+    assert_eq!(driver.in_flight(), 2);
+    end(&mut driver, 2, 61);
+    assert_eq!(free(&mut driver, 61), [(40, 61)]);
+}
+
+#[test]
+fn what_a_cap_holds_back_at_the_end_is_not_offered() {
+    let requests = vec![open(0, 0), open(1, 10), open(2, 20)];
+    let mut driver = Driver::new(plan(requests, vec![]), Nanos::ZERO).unwrap();
+    driver.hold_at(1);
+    assert_eq!(at(&mut driver, 20), "s0@0 w1500");
+    assert_eq!(at(&mut driver, 1_500), "n1@10 n2@20 c0 d");
+}
+
+#[test]
+fn a_drained_stop_sends_nothing_new_and_lets_running_requests_end() {
+    let requests = vec![open(0, 0), open(1, 10), open(2, 900)];
+    let plan = plan(requests, vec![closed(10, 2, 9)]);
+    let mut driver = Driver::new(plan, Nanos::ZERO).unwrap();
+    driver.hold_at(1);
+    assert_eq!(at(&mut driver, 0), "s0@0 s10@0 s11@0 w1500");
+    driver.drain(Nanos::from_millis(100), Nanos::from_millis(200));
+    // One was due and is held back; the one at 900 never was.
+    assert_eq!(at(&mut driver, 100), "n1@10 w300");
+    end(&mut driver, 10, 150);
+    end(&mut driver, 0, 160);
+    assert_eq!(at(&mut driver, 160), "w300");
+    assert_eq!(at(&mut driver, 300), "c11 d");
+    assert!(!driver.closed_exhausted());
+}

@@ -33,6 +33,7 @@ pub(crate) fn record(outcome: StreamOutcome, closed: Nanos) -> Record {
     let order = SendOrder {
         id: Default::default(),
         intended: Nanos::ZERO,
+        free: Nanos::ZERO,
         body: body.into(),
         wants_answer: false,
     };

@@ -137,6 +137,30 @@ fn without_the_answer_the_rest_is_not_offered() {
 }
 
 #[test]
+fn a_failed_answer_loses_its_own_conversation_only() {
+    let turns = vec![
+        turn(0, 0, chat("one"), false),
+        turn(1, 10, chat("two"), true),
+        turn(2, 30, chat("another"), false),
+        turn(3, 10, chat("more"), true),
+    ];
+    let mut driver = Driver::new(with(vec![talk(0, turns)]), Nanos::ZERO).unwrap();
+    sent(&mut driver, 0);
+    end(&mut driver, 0, 50, None);
+    let actions = driver.poll(Nanos::from_millis(50));
+    let lost = |action: &Action| matches!(action, Action::NotOffered(order) if order.id.0 == 1);
+    assert_eq!(actions.iter().filter(|action| lost(action)).count(), 1);
+    assert!(!actions.contains(&Action::Done));
+    let next = sent(&mut driver, 80);
+    assert_eq!(next[0].id, RequestId(2));
+    assert_eq!(next[0].intended, Nanos::from_millis(80));
+    let PlannedPrompt::Chat(messages) = &next[0].body.prompt else {
+        panic!("a chat")
+    };
+    assert_eq!(messages.len(), 1, "nothing of the lost conversation");
+}
+
+#[test]
 fn no_turn_starts_after_the_horizon() {
     let turns = vec![turn(0, 0, body("a"), false), turn(1, 500, body("b"), false)];
     let mut driver = Driver::new(with(vec![talk(0, turns)]), Nanos::ZERO).unwrap();

@@ -4,3 +4,4 @@ mod common;
 mod directory;
 mod kill;
 mod metrics;
+mod stream;

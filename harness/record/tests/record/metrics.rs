@@ -66,9 +66,32 @@ fn hidden_tokens_leave_the_time_per_token_out() {
     let metrics = request_metrics(&hidden);
     assert!(metrics.hidden_tokens);
     assert_eq!(metrics.tpot_ns, None);
+    // Fewer than were streamed are not the same tokens either.
+    hidden.completion_tokens = Some(4);
+    assert_eq!(request_metrics(&hidden).tpot_ns, None);
     let mut silent = row(0);
     silent.completion_tokens = None;
     assert_eq!(request_metrics(&silent).tpot_ns, Some(50 * MS));
+}
+
+/// The worked stream when only the usage tells how many tokens there were: three events, five
+/// tokens. The count gives the time per token, and the difference is flagged.
+#[test]
+fn bundles_of_unknown_size_take_the_servers_count() {
+    let mut bundled = row(0);
+    (bundled.streamed_tokens, bundled.completion_tokens) = (3, Some(5));
+    let metrics = request_metrics(&bundled);
+    assert_eq!(
+        (metrics.tpot_ns, metrics.hidden_tokens),
+        (Some(50 * MS), true)
+    );
+    bundled.completion_tokens = Some(12);
+    assert_eq!(request_metrics(&bundled).tpot_ns, Some(18_181_818));
+    bundled.completion_tokens = Some(13);
+    assert_eq!(request_metrics(&bundled).tpot_ns, None);
+    // One event has no time within it.
+    (bundled.streamed_tokens, bundled.completion_tokens) = (1, Some(3));
+    assert_eq!(request_metrics(&bundled).tpot_ns, None);
 }
 
 #[test]

@@ -21,7 +21,7 @@ pub(crate) struct Section {
 }
 
 impl Section {
-    fn new(key: &'static str, title: &str) -> Section {
+    pub(crate) fn new(key: &'static str, title: &str) -> Section {
         Section {
             key,
             title: title.to_owned(),

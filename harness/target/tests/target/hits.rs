@@ -169,3 +169,19 @@ fn answers_and_counters_that_contradict_each_other_are_flagged() {
         (HitVerdict::Agrees, vec![differ])
     );
 }
+
+/// vLLM counts no lookups while its prefix cache is off: that is no other traffic.
+#[test]
+fn a_cache_that_is_off_counts_nothing_and_that_is_no_doubt() {
+    let rows = [row(0, 20, Some(0)), row(1, 20, Some(0))];
+    let check = check_hits(&planned(&[]), &rows, Some(&window(0, 0)), 0);
+    assert_eq!((check.verdict, check.flags), (HitVerdict::Agrees, vec![]));
+    // Answers that found something while nothing was looked up contradict it.
+    let rows = [row(0, 20, Some(16)), row(1, 20, Some(0))];
+    let check = check_hits(&planned(&[(0, 16)]), &rows, Some(&window(0, 0)), 0);
+    let other = HitFlag::OtherTraffic {
+        server_tokens: 0,
+        cell_tokens: 40,
+    };
+    assert_eq!(check.flags, [other]);
+}

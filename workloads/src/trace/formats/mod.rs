@@ -10,8 +10,11 @@ mod weka;
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
+
 pub(crate) use self::csv::{CsvParser, Dialect, dialect_of};
 pub(crate) use self::json::Fields;
+pub(crate) use self::sharegpt::{conversation, is_user};
 
 use crate::trace::TraceRow;
 use crate::trace::error::{Place, TraceError};
@@ -52,13 +55,15 @@ pub(crate) trait RecordParser: fmt::Debug {
 }
 
 /// The formats that can be read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum TraceFormat {
     /// JSON lines of Mooncake's FAST'25 release: whole milliseconds, blocks of 512 tokens.
     Mooncake,
     /// The same keys as vLLM's `timed_trace`: seconds times a factor, block size by flag.
     VllmTimed,
     /// AIPerf's `mooncake_trace`: lengths, text or messages; a timestamp or a delay.
+    #[serde(rename = "aiperf")]
     AiPerf,
     /// Qwen-Bailian JSON lines: seconds, blocks of 16 tokens.
     Bailian,
@@ -67,16 +72,19 @@ pub enum TraceFormat {
     /// Azure LLM inference CSV of 2023, 2024 and 2025: date and time.
     Azure,
     /// BurstGPT CSV, older and newer columns: seconds.
+    #[serde(rename = "burstgpt")]
     BurstGpt,
     /// Simulator CSV of Vidur, Etalon and splitwise-sim: seconds, or no arrivals.
     Simulator,
     /// CSV with `timestamp_ms`, `input_length` and `output_length`.
     Lengths,
     /// ShareGPT conversations, with `from` and `value` or `role` and `content`.
+    #[serde(rename = "sharegpt")]
     ShareGpt,
     /// vLLM's custom JSON lines: `prompt` and `output_tokens`.
     VllmCustom,
     /// A directory of ServeGen's client models, from which a trace is generated.
+    #[serde(rename = "servegen")]
     ServeGen,
 }
 

@@ -1,175 +1,282 @@
-//! What a run asks of its target, resolved from the arguments.
+//! What a run asks of its target, resolved from the options.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
+use pb_bench::{Objective, Selection, Shard, Slo};
 use pb_contract::Nanos;
-use pb_load::Endpoint;
+use pb_load::Limits;
+use pb_workloads::{ArrivalKind, Dataset, Form, IndexRamp, LoadShape, Ramp};
 use serde::Serialize;
 
-use super::goodput::Objective;
-use crate::args::{Api, BenchArgs, CacheArg, InputUnit};
+use super::dataset::dataset;
+use crate::args::{
+    Above0, Api, ArrivalArg, Backend, BenchOptions, CacheArg, Format, InputUnit, RampStrategy,
+    Text, Warmup,
+};
 
-/// Requests when nothing else says how many.
-const PROMPTS: usize = 1000;
+/// Token ids that prompts are drawn from when nothing else is known of the vocabulary.
+const IDS: (u32, u32) = (1000, 16_000);
 
-/// Requests of an open loop that ends by its duration, at most.
-const MAX_PROMPTS: usize = 1_000_000;
+/// Seed when none is given.
+const SEED: u64 = 1;
 
-/// When requests are due.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub(crate) enum Load {
-    /// All at once.
-    Burst,
-    /// At random instants that do not depend on the server.
-    Open {
-        /// Requests per second.
-        rate_per_s: f64,
-        /// Shape of the gamma distribution of the gaps.
-        burstiness: f64,
-    },
-    /// Each slot sends its next request at the end of the one before.
-    Closed {
-        /// Slots.
-        streams: usize,
-    },
-}
+/// Milliseconds between two readings of the metrics page.
+const SCRAPE_MS: usize = 1000;
 
-/// The resolved settings; part of the manifest.
+/// The resolved settings.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Settings {
-    /// When requests are due.
-    pub(crate) load: Load,
-    /// Requests, at most.
-    pub(crate) num_prompts: usize,
-    /// No request starts later than this after the start.
-    pub(crate) duration_ns: Option<Nanos>,
+    /// Address of the server.
+    pub(crate) base_url: String,
     /// Interface.
     pub(crate) api: Api,
     /// Form of the prompts.
-    pub(crate) input_unit: InputUnit,
-    /// Tokens or words of each prompt.
-    pub(crate) input_len: usize,
-    /// Tokens that each request asks for.
-    pub(crate) output_len: u32,
-    /// Token ids of the prompts, the last one excluded.
-    pub(crate) ids: (u32, u32),
+    pub(crate) form: Form,
+    /// Token ids of the prompts, the last one excluded; absent: of the tokenizer, or the default.
+    pub(crate) ids: Option<(u32, u32)>,
+    /// The workload.
+    pub(crate) dataset: Dataset,
+    /// When requests are due.
+    pub(crate) shape: LoadShape,
+    /// Seed of the schedule.
+    pub(crate) seed: u64,
+    /// The part of the schedule that is sent.
+    pub(crate) shard: Option<Shard>,
     /// Whether the end-of-sequence token is ignored.
     pub(crate) ignore_eos: bool,
     /// State of the cache that is asked for.
     pub(crate) cache: CacheArg,
     /// When a request is good.
     pub(crate) objectives: Vec<Objective>,
-    /// Seed of the schedule.
-    pub(crate) seed: u64,
+    /// Limits of a request.
+    pub(crate) limits: Limits,
+    /// Between two readings of the metrics page; absent: it is not read.
+    pub(crate) scrape_ns: Option<Nanos>,
+    /// Whether the client is calibrated before the run.
+    pub(crate) calibrate: bool,
+    /// What was given, header values hidden.
+    pub(crate) options: BenchOptions,
+    /// Gates.
+    #[serde(skip)]
+    pub(crate) gates: Vec<Slo>,
+    /// What is sent before the measurement.
+    #[serde(skip)]
+    pub(crate) warmup: Option<Warmup>,
+    /// Form of the result.
+    #[serde(skip)]
+    pub(crate) format: Format,
+    /// Latencies and percentiles that were chosen.
+    #[serde(skip)]
+    pub(crate) selection: Option<Selection>,
 }
 
 impl Settings {
-    /// Resolves the arguments.
+    /// Resolves the options.
     ///
     /// # Errors
-    /// Arguments that contradict each other.
-    pub(crate) fn new(args: &BenchArgs) -> Result<Settings> {
-        let chat_route = |route: &String| route.ends_with("/chat/completions");
-        let api = args.api.unwrap_or(match &args.endpoint {
-            Some(route) if chat_route(route) => Api::Chat,
-            _ => Api::Completions,
-        });
-        let input_unit = args.input_unit.unwrap_or(match api {
-            Api::Completions => InputUnit::Ids,
-            Api::Chat => InputUnit::Text,
-        });
-        if (api, input_unit) == (Api::Chat, InputUnit::Ids) {
-            bail!("--input-unit ids: a chat message is a text; use text, or --api completions");
-        }
-        let load = load(args)?;
-        let prompts = match (load, args.duration) {
-            (Load::Open { .. }, Some(_)) => MAX_PROMPTS,
-            _ => PROMPTS,
+    /// Options that contradict each other or their data set.
+    pub(crate) fn new(options: BenchOptions, json: bool) -> Result<Settings> {
+        let api = api(&options)?;
+        let form = form(&options, api)?;
+        let shape = shape(&options)?;
+        let Some(base_url) = base_url(&options)? else {
+            bail!("--base-url: where is the server? Write it as http://HOST:PORT");
         };
+        let scrape = options.scrape_interval_ms.as_ref();
+        let every = scrape.map_or(SCRAPE_MS, |text| text.value.0) as u64;
+        let scraped = options.no_scrape != Some(true);
         Ok(Settings {
-            load,
-            num_prompts: args.num_prompts.unwrap_or(prompts),
-            duration_ns: args.duration.map(Nanos::from_secs_f64),
+            base_url,
             api,
-            input_unit,
-            input_len: args.random_input_len,
-            output_len: u32::try_from(args.random_output_len).context("--random-output-len")?,
-            ids: args.random_range_ids,
-            ignore_eos: args.ignore_eos,
-            cache: args.cache,
-            objectives: args.goodput.clone(),
-            seed: args.seed,
+            form,
+            ids: options
+                .random_range_ids
+                .as_ref()
+                .map(|text| (text.value.0, text.value.1)),
+            dataset: dataset(&options)?,
+            shape,
+            seed: options.seed.unwrap_or(SEED),
+            shard: options.shard.as_ref().map(|text| text.value),
+            ignore_eos: options.ignore_eos.unwrap_or(false),
+            cache: options.cache.unwrap_or(CacheArg::Asis),
+            objectives: options
+                .goodput
+                .iter()
+                .flatten()
+                .map(|text| text.value)
+                .collect(),
+            limits: limits(&options),
+            scrape_ns: scraped.then(|| Nanos::from_millis(every)),
+            calibrate: options.no_calibration != Some(true),
+            gates: options
+                .slo
+                .iter()
+                .flatten()
+                .map(|text| text.value)
+                .collect(),
+            warmup: options.warmup.as_ref().map(|text| text.value),
+            format: match json {
+                true => Format::Json,
+                false => options.format.unwrap_or(Format::Table),
+            },
+            selection: selection(&options)?,
+            options,
         })
     }
 
-    /// Connections that are sure to be needed at once, when the plan alone does not show it.
-    pub(crate) fn burst_connections(&self) -> Option<usize> {
-        (self.load == Load::Burst).then_some(self.num_prompts)
+    /// Token ids that prompts are drawn from; `bound` is one more than the tokenizer's last.
+    pub(crate) fn id_range(&self, bound: Option<usize>) -> (u32, u32) {
+        let own = bound.and_then(|bound| u32::try_from(bound).ok());
+        let default = (IDS.0, own.map_or(IDS.1, |bound| IDS.1.min(bound)));
+        self.ids.unwrap_or(default)
     }
 }
 
-fn load(args: &BenchArgs) -> Result<Load> {
-    let unlimited = args.request_rate.is_infinite();
-    if unlimited && args.burstiness != 1.0 {
-        bail!(
-            "--burstiness {} shapes the gaps of an open loop: give --request-rate too",
-            args.burstiness
-        );
+fn selection(options: &BenchOptions) -> Result<Option<Selection>> {
+    let metrics = options.percentile_metrics.as_deref();
+    let percentiles = options.metric_percentiles.as_deref();
+    if metrics.is_none() && percentiles.is_none() {
+        return Ok(None);
     }
-    match (args.max_concurrency, unlimited) {
-        (Some(_), false) => bail!(
-            "--max-concurrency makes a closed loop, which has no --request-rate: leave one out"
-        ),
-        (Some(streams), true) => Ok(Load::Closed { streams }),
-        (None, false) => Ok(Load::Open {
-            rate_per_s: args.request_rate,
-            burstiness: args.burstiness,
-        }),
-        (None, true) if args.duration.is_some() => {
-            bail!("--duration: give --request-rate or --max-concurrency too")
+    Selection::parse(metrics, percentiles)
+        .map(Some)
+        .map_err(|error| anyhow!(error))
+}
+
+fn base_url(options: &BenchOptions) -> Result<Option<String>> {
+    let placed = options.host.is_some() || options.port.is_some();
+    match &options.base_url {
+        Some(_) if placed => {
+            bail!("--base-url says where the server is: leave --host and --port out")
         }
-        (None, true) => Ok(Load::Burst),
+        Some(url) => Ok(Some(url.clone())),
+        None if placed => {
+            let host = options.host.as_deref().unwrap_or("127.0.0.1");
+            Ok(Some(format!(
+                "http://{host}:{}",
+                options.port.unwrap_or(8000)
+            )))
+        }
+        None => Ok(None),
     }
 }
 
-/// Where the target is and what every request carries.
-///
-/// # Errors
-/// A bad address or header, or an environment variable that is not set.
-pub(crate) fn endpoint(args: &BenchArgs) -> Result<Endpoint> {
-    let mut endpoint = Endpoint::parse(&args.base_url)?.with_model(&args.model);
-    if let Some(route) = &args.endpoint {
-        endpoint = endpoint.with_route(route);
+fn api(options: &BenchOptions) -> Result<Api> {
+    let backend = options.backend.map(|backend| match backend {
+        Backend::Openai | Backend::Vllm => Api::Completions,
+        Backend::OpenaiChat => Api::Chat,
+    });
+    if let (Some(api), Some(backend)) = (options.api, backend)
+        && api != backend
+    {
+        bail!("--api and --backend name two interfaces: leave one out");
     }
-    if let Some(name) = &args.api_key_env {
-        let key = std::env::var(name)
-            .ok()
-            .filter(|key| !key.is_empty())
-            .with_context(|| format!("--api-key-env {name}: the variable is not set"))?;
-        endpoint = endpoint.with_api_key(key);
-    }
-    for (name, value) in &args.header {
-        endpoint = endpoint.with_header(name, value)?;
-    }
-    Ok(endpoint)
+    let route = options.endpoint.as_ref().map(|text| &text.value.0);
+    let chat = route.is_some_and(|route| route.ends_with("/chat/completions"));
+    let told = if chat { Api::Chat } else { Api::Completions };
+    Ok(options.api.or(backend).unwrap_or(told))
 }
 
-/// The command line without the values of headers, which may be keys.
-pub(crate) fn shown_command(words: impl IntoIterator<Item = String>) -> Vec<String> {
-    let hide = |header: &str| match header.split_once('=') {
-        Some((name, _)) => format!("{name}=(hidden)"),
-        None => "(hidden)".to_owned(),
+fn form(options: &BenchOptions, api: Api) -> Result<Form> {
+    match (api, options.input_unit) {
+        (Api::Chat, Some(InputUnit::Ids)) => {
+            bail!("--input-unit ids: a chat message is a text; use text, or --api completions")
+        }
+        (Api::Chat, _) => Ok(Form::Chat),
+        (Api::Completions, Some(InputUnit::Text)) => Ok(Form::Text),
+        (Api::Completions, Some(InputUnit::Ids) | None) => Ok(Form::Ids),
+    }
+}
+
+fn shape(options: &BenchOptions) -> Result<LoadShape> {
+    let rate = options.request_rate.as_ref().map(|text| text.value.0);
+    let rate = rate.filter(|rate| rate.is_finite());
+    let streams = options.max_concurrency.as_ref().map(|text| text.value.0);
+    let ramp = ramp(options)?;
+    let rated = rate.is_some() || ramp.is_some();
+    if let Some(burstiness) = &options.burstiness
+        && burstiness.value.0 != 1.0
+        && !rated
+    {
+        bail!("--burstiness {burstiness} shapes the gaps of an open loop: give --request-rate too");
+    }
+    let timed = |name| {
+        use crate::args::DatasetName as D;
+        matches!(
+            name,
+            D::TimedTrace | D::Trace | D::Servegen | D::Interference
+        )
     };
-    let mut after_header = false;
-    let mut shown = Vec::new();
-    for word in words {
-        let next_is_header = word == "--header";
-        shown.push(match word.strip_prefix("--header=") {
-            Some(header) => format!("--header={}", hide(header)),
-            None if after_header => hide(&word),
-            None => word,
-        });
-        after_header = next_is_header;
+    let has_times = options.dataset_name.is_some_and(timed);
+    if options.duration.is_some() && !rated && streams.is_none() && !has_times {
+        bail!("--duration: give --request-rate or --max-concurrency too");
     }
-    shown
+    let shape = LoadShape {
+        arrival: options.arrival.map(arrival),
+        request_rate: rate,
+        burstiness: options.burstiness.as_ref().map_or(1.0, |text| text.value.0),
+        max_concurrency: streams,
+        num_prompts: options.num_prompts.as_ref().map(|text| text.value.0),
+        duration_s: options.duration.as_ref().map(|text| text.value.0),
+        ramp,
+    };
+    // Told before the server is asked; whether the data set has times is known later.
+    shape.resolve(true).context("--arrival")?;
+    Ok(shape)
+}
+
+fn arrival(arrival: ArrivalArg) -> ArrivalKind {
+    match arrival {
+        ArrivalArg::Poisson => ArrivalKind::Poisson,
+        ArrivalArg::Gamma => ArrivalKind::Gamma,
+        ArrivalArg::Constant => ArrivalKind::Constant,
+        ArrivalArg::Burst => ArrivalKind::Burst,
+        ArrivalArg::Trace => ArrivalKind::Trace,
+        ArrivalArg::Closed => ArrivalKind::Closed,
+    }
+}
+
+fn ramp(options: &BenchOptions) -> Result<Option<Ramp>> {
+    let by_index = (
+        options.ramp_up_strategy,
+        options.ramp_up_start_rps.as_ref().map(|text| text.value.0),
+        options.ramp_up_end_rps.as_ref().map(|text| text.value.0),
+    );
+    let strategy = match (&options.ramp, by_index) {
+        (None, (None, None, None)) => return Ok(None),
+        (Some(text), (None, None, None)) => {
+            return match text.parse() {
+                Ok(ramp) => Ok(Some(ramp)),
+                Err(error) => bail!("--ramp {text}: {error}"),
+            };
+        }
+        (None, (Some(strategy), Some(start), Some(end))) => (strategy, start, end),
+        (Some(_), _) => bail!("--ramp and --ramp-up-strategy are two ramps: leave one out"),
+        (None, _) => bail!(
+            "--ramp-up-strategy, --ramp-up-start-rps and --ramp-up-end-rps go together: give all \
+             three"
+        ),
+    };
+    let (strategy, start, end) = strategy;
+    let strategy = match strategy {
+        RampStrategy::Linear => IndexRamp::Linear,
+        RampStrategy::Exponential => IndexRamp::Exponential,
+    };
+    Ramp::by_index(strategy, start, end)
+        .context("--ramp-up-strategy")
+        .map(Some)
+}
+
+fn limits(options: &BenchOptions) -> Limits {
+    let usual = Limits::default();
+    let seconds = |given: &Option<Text<Above0>>, usual| match given {
+        Some(text) => Nanos::from_secs_f64(text.value.0),
+        None => usual,
+    };
+    Limits {
+        connect_ns: seconds(&options.timeout_connect, usual.connect_ns),
+        first_token_ns: seconds(&options.timeout_first_token, usual.first_token_ns),
+        idle_ns: seconds(&options.timeout_idle, usual.idle_ns),
+        total_ns: seconds(&options.timeout_total, usual.total_ns),
+        ..usual
+    }
 }

@@ -1,274 +1,226 @@
-//! The schedule: random prompts of one length, due as the load says.
+//! The schedule of a run.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
-use anyhow::{Result, bail};
-use pb_contract::plan::{ChatTurn, ClosedLoop, OpenRequest, Plan, PlannedBody, PlannedPrompt};
-use pb_contract::{Nanos, RequestId, Stream};
-use pb_load::Limits;
-use pb_workloads::{Arrivals, PROSE, all_bodies, first_blocks_unique};
+use anyhow::{Context, Result, bail};
+use pb_contract::Nanos;
+use pb_contract::plan::{Plan, PlannedBody, PlannedPrompt};
+use pb_contract::wire::Prompt;
+use pb_load::schedule::sha256_hex;
+use pb_workloads::{ArrivalKind, CacheStart, Form, PlanOptions, Planned, Source, TokenSource};
+use serde::Serialize;
 
-use super::settings::{Load, Settings};
-use crate::args::{Api, InputUnit};
+use super::settings::Settings;
+use super::tokenizer::TargetTokenizer;
+use crate::args::CacheArg;
 
-/// Class of the requests.
-const CLASS: &str = "random";
+/// Tokens of a probe: longer than two blocks of any server that was looked at.
+const PROBE_LEN: u32 = 288;
 
-/// Tokens in the smallest block of the usual prefix caches: no two prompts share one.
-const BLOCK: usize = 16;
+/// Connections made ahead for an open loop whose requests are spread over time.
+const OPEN_CONNECTIONS: usize = 64;
 
-/// A closed loop without a duration ends by its number of requests, long before this.
-const FOREVER: Nanos = Nanos::from_secs(7 * 24 * 3600);
-
-/// A schedule, and whether it ends before the duration that was asked for.
-#[derive(Debug)]
-pub(crate) struct Schedule {
-    /// The plan.
-    pub(crate) plan: Plan,
-    /// Arrivals of an open loop were cut off by the number of requests.
-    pub(crate) cut_short: bool,
+/// What is known of the target when the schedule is made.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Known {
+    /// Tokens of its cache blocks.
+    pub(crate) block_size: Option<usize>,
+    /// Tokens that it puts around a prompt.
+    pub(crate) template_tokens: u32,
 }
 
-/// The schedule that the settings ask for: the same for the same seed.
+/// A schedule and its hash.
+pub(crate) struct Schedule {
+    /// All of it, shards included.
+    pub(crate) planned: Planned,
+    /// The part that is sent.
+    pub(crate) plan: Plan,
+    /// Hash of the whole.
+    pub(crate) sha256: String,
+    /// Most requests in flight of an open loop.
+    pub(crate) cap: Option<usize>,
+    /// From the start to the last arrival; absent for a closed loop.
+    pub(crate) arrivals_ns: Option<Nanos>,
+}
+
+/// The schedule that the settings ask for: the same for the same seed and tokenizer.
 ///
 /// # Errors
-/// No request is due within the duration; prompts that share a first block.
-pub(crate) fn schedule(settings: &Settings) -> Result<Schedule> {
-    let drain_ns = Limits::default().total_ns;
-    let mut plan = Plan {
-        drain_ns,
-        ..Plan::default()
-    };
-    let mut cut_short = false;
-    match settings.load {
-        Load::Closed { streams } => {
-            plan.horizon_ns = settings.duration_ns.unwrap_or(FOREVER);
-            plan.closed = vec![ClosedLoop {
-                streams,
-                first_id: RequestId(0),
-                bodies: bodies(settings, settings.num_prompts),
-            }];
-        }
-        Load::Burst | Load::Open { .. } => {
-            let offsets = offsets(settings)?;
-            let Some(&last) = offsets.last() else {
-                bail!("--duration: no request is due by then; give a longer one or a higher rate");
-            };
-            cut_short = settings.duration_ns.is_some() && offsets.len() == settings.num_prompts;
-            plan.horizon_ns = settings.duration_ns.unwrap_or(last + Nanos(1));
-            let bodies = bodies(settings, offsets.len());
-            let due = offsets.into_iter().zip(bodies).enumerate();
-            let request = |(index, (offset_ns, body))| OpenRequest {
-                id: RequestId(index as u64),
-                offset_ns,
-                body,
-            };
-            plan.open = due.map(request).collect();
-        }
-    }
-    first_blocks_unique(&all_bodies(&plan), BLOCK)?;
-    Ok(Schedule { plan, cut_short })
-}
-
-/// When the requests of an open loop are due.
-fn offsets(settings: &Settings) -> Result<Vec<Nanos>> {
-    let arrivals = match settings.load {
-        Load::Open {
-            rate_per_s,
-            burstiness: 1.0,
-        } => Arrivals::Poisson { rate_per_s },
-        Load::Open {
-            rate_per_s,
-            burstiness: shape,
-        } => Arrivals::Gamma { rate_per_s, shape },
-        Load::Burst | Load::Closed { .. } => Arrivals::Burst {
-            count: settings.num_prompts,
-        },
-    };
-    let mut stream = Stream::new(settings.seed, "bench/arrivals");
-    let horizon = settings.duration_ns.unwrap_or(FOREVER);
-    let offsets = arrivals.offsets(horizon, settings.num_prompts, &mut stream)?;
-    if settings.duration_ns.is_none() && offsets.len() < settings.num_prompts {
-        bail!(
-            "--request-rate: {} requests would take more than a week",
-            settings.num_prompts
-        );
-    }
-    Ok(offsets)
-}
-
-fn bodies(settings: &Settings, count: usize) -> Vec<PlannedBody> {
-    let mut stream = Stream::new(settings.seed, "bench/prompts");
-    let words = match settings.input_unit {
-        InputUnit::Ids => Vec::new(),
-        InputUnit::Text => words(),
-    };
-    let mut body = || {
-        let prompt = prompt(settings, settings.input_len, &words, &mut stream);
-        let planned = u32::try_from(settings.input_len).unwrap_or(u32::MAX);
-        let mut body = PlannedBody::of(CLASS, prompt, planned, settings.output_len);
-        body.ignore_eos = settings.ignore_eos;
-        body.planned_hit_tokens = Some(0);
-        body
-    };
-    (0..count).map(|_| body()).collect()
-}
-
-fn prompt(
+/// What the workload refuses.
+pub(crate) fn schedule(
     settings: &Settings,
-    length: usize,
-    words: &[&str],
-    stream: &mut Stream,
-) -> PlannedPrompt {
-    let (lo, hi) = settings.ids;
-    let content = match settings.input_unit {
-        InputUnit::Ids => {
-            let mut id = || lo + stream.below(u64::from(hi - lo)) as u32;
-            return PlannedPrompt::Ids((0..length).map(|_| id()).collect());
-        }
-        InputUnit::Text => text(length, words, stream),
+    tokenizer: Option<&TargetTokenizer>,
+    known: Known,
+) -> Result<Schedule> {
+    let options = &settings.options;
+    let given = options.block_size.as_ref().map(|text| text.value.0);
+    let mut plan_options = PlanOptions {
+        seed: settings.seed,
+        form: settings.form,
+        cache: match settings.cache {
+            CacheArg::Warm => CacheStart::Primed,
+            CacheArg::Asis | CacheArg::Cold => CacheStart::Cold,
+        },
+        ignore_eos: settings.ignore_eos,
+        allow_repeat: options.allow_repeat == Some(true),
+        max_model_len: options.max_model_len.as_ref().map(|text| text.value.0),
+        template_tokens: known.template_tokens,
+        adapt_input: options.adapt_input == Some(true),
+        drain_ns: settings.limits.total_ns,
+        ..PlanOptions::default()
     };
-    match settings.api {
-        Api::Completions => PlannedPrompt::Text(content),
-        Api::Chat => PlannedPrompt::Chat(vec![ChatTurn {
-            role: "user".to_owned(),
-            content,
-        }]),
+    if let Some(block_size) = given.or(known.block_size) {
+        plan_options.block_size = block_size;
+    }
+    let source = Source {
+        tokens: tokens(settings, tokenizer)?,
+        tokenizer: tokenizer.map(|own| own as &dyn pb_workloads::Tokenizer),
+    };
+    let planned = pb_workloads::plan(&settings.dataset, &settings.shape, &source, &plan_options)?;
+    let sha256 = sha256_hex(&planned.plan);
+    let plan = match settings.shard {
+        Some(shard) => {
+            let (index, of) = (shard.index as usize, shard.of as usize);
+            planned.shard(index, of).context("--shard")?
+        }
+        None => planned.plan.clone(),
+    };
+    if plan.open.is_empty() && plan.closed.is_empty() && plan.sessions.is_empty() {
+        bail!("the schedule is empty: no request is due; give more time, rate or requests");
+    }
+    let closed = planned.facts.arrival == ArrivalKind::Closed;
+    let last = plan.open.iter().map(|request| request.offset_ns).max();
+    let starts = plan.sessions.iter().map(|session| session.offset_ns).max();
+    Ok(Schedule {
+        cap: settings
+            .shape
+            .max_concurrency
+            .filter(|_| !closed && plan.sessions.is_empty()),
+        arrivals_ns: if closed { None } else { last.max(starts) },
+        planned,
+        plan,
+        sha256,
+    })
+}
+
+/// What prompts are made from.
+fn tokens(settings: &Settings, tokenizer: Option<&TargetTokenizer>) -> Result<TokenSource> {
+    if settings.form != Form::Ids {
+        return Ok(TokenSource::Words);
+    }
+    let (lo, hi) = settings.id_range(tokenizer.map(TargetTokenizer::id_bound));
+    if lo >= hi {
+        bail!("--random-range-ids: the tokenizer has no ids between {lo} and {hi}");
+    }
+    Ok(TokenSource::Ids(lo..hi))
+}
+
+/// The facts of a schedule, as a dry run and the document show them.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct ScheduleFacts<'a> {
+    /// Hash of the whole schedule.
+    pub(crate) schedule_sha256: &'a str,
+    /// What the workload says of itself.
+    pub(crate) facts: &'a pb_workloads::Facts,
+    /// Requests of this run, when it is one shard of several.
+    pub(crate) requests_sent: usize,
+    /// Most requests in flight.
+    pub(crate) max_in_flight: Option<usize>,
+}
+
+impl Schedule {
+    /// Its facts.
+    pub(crate) fn facts(&self) -> ScheduleFacts<'_> {
+        ScheduleFacts {
+            schedule_sha256: &self.sha256,
+            facts: &self.planned.facts,
+            requests_sent: bodies(&self.plan).count(),
+            max_in_flight: self.cap,
+        }
+    }
+
+    /// A prompt that shares nothing with the schedule.
+    ///
+    /// # Errors
+    /// The source of tokens is too poor for one.
+    pub(crate) fn probe(&self) -> Result<Prompt> {
+        let made = self.planned.spare("probe", 1, PROBE_LEN)?;
+        let body = made.into_iter().next().context("no probe was made")?;
+        Ok(prompt(body))
     }
 }
 
-/// A prompt of `length` tokens or words that is not part of the schedule.
-pub(crate) fn probe(settings: &Settings, length: usize, nonce: u64) -> pb_contract::wire::Prompt {
-    let mut stream = Stream::new(nonce, "bench/probe");
-    match settings.input_unit {
-        InputUnit::Text => pb_contract::wire::Prompt::Text(text(length, &words(), &mut stream)),
-        InputUnit::Ids => {
-            let (lo, hi) = settings.ids;
-            let mut id = || lo + stream.below(u64::from(hi - lo)) as u32;
-            pb_contract::wire::Prompt::Ids((0..length).map(|_| id()).collect())
+/// A prompt for a completion; of a chat the text of its messages.
+pub(crate) fn prompt(body: PlannedBody) -> Prompt {
+    match body.prompt {
+        PlannedPrompt::Ids(ids) => Prompt::Ids(ids),
+        PlannedPrompt::Text(text) => Prompt::Text(text),
+        PlannedPrompt::Chat(turns) => {
+            let texts: Vec<String> = turns.into_iter().map(|turn| turn.content).collect();
+            Prompt::Text(texts.join("\n"))
         }
     }
 }
 
-fn text(length: usize, words: &[&str], stream: &mut Stream) -> String {
-    let mut word = || words[stream.below(words.len() as u64) as usize];
-    (0..length).map(|_| word()).collect::<Vec<_>>().join(" ")
+/// Every request of a plan.
+pub(crate) fn bodies(plan: &Plan) -> impl Iterator<Item = &PlannedBody> {
+    let open = plan.open.iter().map(|request| &request.body);
+    let closed = plan.closed.iter().flat_map(|part| &part.bodies);
+    let turns = plan.sessions.iter().flat_map(|session| &session.turns);
+    open.chain(closed).chain(turns.map(|turn| &turn.body))
 }
 
-/// The short lower-case words of the prose, each once: most tokenizers know them as one token.
-fn words() -> Vec<&'static str> {
-    let plain =
-        |word: &&str| (2..=8).contains(&word.len()) && word.bytes().all(|b| b.is_ascii_lowercase());
-    let words: BTreeSet<&str> = PROSE.split_whitespace().filter(plain).collect();
-    words.into_iter().collect()
+/// Connections made before the start: the slots of closed loops, the users of sessions, and of
+/// open requests as many as are due at the same instant, but some at least.
+pub(crate) fn connections_needed(plan: &Plan, cap: Option<usize>) -> usize {
+    let mut due: BTreeMap<Nanos, usize> = BTreeMap::new();
+    for request in &plan.open {
+        *due.entry(request.offset_ns).or_default() += 1;
+    }
+    for session in &plan.sessions {
+        *due.entry(session.offset_ns).or_default() += 1;
+    }
+    let all: usize = due.values().sum();
+    let together = due.values().copied().max().unwrap_or(0);
+    let open = together
+        .max(all.min(OPEN_CONNECTIONS))
+        .min(cap.unwrap_or(usize::MAX));
+    let slots: usize = plan.closed.iter().map(|part| part.streams).sum();
+    open + slots
 }
 
 #[cfg(test)]
 mod tests {
-    use clap::Parser;
+    use pb_contract::RequestId;
+    use pb_contract::plan::{ClosedLoop, OpenRequest};
 
     use super::*;
-    use crate::args::{Cli, Verb};
 
-    fn settings(args: &[&str]) -> Settings {
-        let fixed = [
-            "prefillbench",
-            "bench",
-            "--base-url",
-            "http://h:1",
-            "--model",
-            "m",
-        ];
-        let cli = Cli::parse_from(fixed.iter().chain(args));
-        match cli.verb {
-            Verb::Bench(args) => Settings::new(&args).unwrap(),
-            _ => unreachable!(),
+    fn open(offsets: impl IntoIterator<Item = u64>) -> Plan {
+        let request = |(id, at): (usize, u64)| OpenRequest {
+            id: RequestId(id as u64),
+            offset_ns: Nanos::from_millis(at),
+            body: PlannedBody::of_ids("x", vec![1], 1),
+        };
+        Plan {
+            open: offsets.into_iter().enumerate().map(request).collect(),
+            ..Plan::default()
         }
     }
 
     #[test]
-    fn a_seed_makes_one_schedule_and_another_seed_another() {
-        let args = ["--request-rate", "50", "--num-prompts", "20", "--seed"];
-        let of = |seed: &'static str| {
-            schedule(&settings(&[&args[..], &[seed]].concat()))
-                .unwrap()
-                .plan
-        };
-        assert_eq!(of("1"), of("1"));
-        assert_ne!(of("1").open[0].body, of("2").open[0].body);
-        assert_ne!(of("1").open[0].offset_ns, of("2").open[0].offset_ns);
-    }
-
-    #[test]
-    fn prompts_have_the_length_and_the_ids_that_were_asked_for() {
-        let args = [
-            "--num-prompts",
-            "9",
-            "--random-input-len",
-            "33",
-            "--random-output-len",
-            "5",
-            "--random-range-ids",
-            "100..164",
-        ];
-        let plan = schedule(&settings(&args)).unwrap().plan;
-        assert_eq!(plan.open.len(), 9);
-        for request in &plan.open {
-            let ids = request.body.prompt.ids().unwrap();
-            assert_eq!((ids.len(), request.body.max_tokens), (33, 5));
-            assert!(ids.iter().all(|id| (100..164).contains(id)));
-            assert_eq!(request.offset_ns, Nanos::ZERO);
-            assert!(!request.body.ignore_eos);
-        }
-    }
-
-    #[test]
-    fn a_chat_is_one_message_of_as_many_words() {
-        let args = [
-            "--num-prompts",
-            "2",
-            "--api",
-            "chat",
-            "--random-input-len",
-            "7",
-        ];
-        let plan = schedule(&settings(&args)).unwrap().plan;
-        let PlannedPrompt::Chat(turns) = &plan.open[1].body.prompt else {
-            panic!("{:?}", plan.open[1].body.prompt);
-        };
-        assert_eq!((turns.len(), turns[0].role.as_str()), (1, "user"));
-        assert_eq!(turns[0].content.split(' ').count(), 7);
-    }
-
-    #[test]
-    fn a_duration_bounds_the_arrivals_and_too_few_requests_show() {
-        let args = [
-            "--request-rate",
-            "100",
-            "--duration",
-            "10",
-            "--random-input-len",
-            "16",
-        ];
-        let whole = schedule(&settings(&args)).unwrap();
-        // 1000 expected, standard deviation 32: six of them.
-        let count = whole.plan.open.len();
-        assert!((810..1190).contains(&count), "{count}");
-        assert!(!whole.cut_short);
-        assert_eq!(whole.plan.horizon_ns, Nanos::from_secs(10));
-        let cut = schedule(&settings(&[&args[..], &["--num-prompts", "20"]].concat())).unwrap();
-        assert_eq!(cut.plan.open.len(), 20);
-        assert!(cut.cut_short);
-    }
-
-    #[test]
-    fn a_closed_loop_has_its_slots_and_requests() {
-        let args = ["--max-concurrency", "3", "--num-prompts", "8"];
-        let plan = schedule(&settings(&args)).unwrap().plan;
-        assert!(plan.open.is_empty());
-        assert_eq!(
-            (plan.closed[0].streams, plan.closed[0].bodies.len()),
-            (3, 8)
-        );
+    fn a_burst_has_all_its_connections_before_it_begins() {
+        assert_eq!(connections_needed(&open([0; 500]), None), 500);
+        assert_eq!(connections_needed(&open([0; 500]), Some(8)), 8);
+        assert_eq!(connections_needed(&open(0..500), None), OPEN_CONNECTIONS);
+        assert_eq!(connections_needed(&open(0..5), None), 5);
+        let mut plan = open(0..5);
+        plan.closed = vec![ClosedLoop {
+            streams: 3,
+            first_id: RequestId(9),
+            bodies: vec![PlannedBody::of_ids("x", vec![1], 1); 4],
+        }];
+        assert_eq!(connections_needed(&plan, None), 8);
+        assert_eq!(bodies(&plan).count(), 9);
     }
 }

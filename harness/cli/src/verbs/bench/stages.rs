@@ -1,0 +1,378 @@
+//! The stages of a run, one after the other.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use pb_bench::{Conditions, Document, Frame, Tally, WARMUP_ARM};
+use pb_contract::Nanos;
+use pb_contract::manifest::RunState;
+use pb_contract::plan::Plan;
+use pb_load::{Endpoint, Record};
+use pb_record::hlog::Logs;
+use pb_record::{RunWriter, visible};
+use pb_target::{Patience, ServerKind, Target};
+use pb_workloads::{Form, HitKnowledge};
+use serde_json::Value;
+use tokio::runtime::Runtime;
+
+use super::calibrate::{Calibrated, CalibrationPlan, calibrate};
+use super::endpoint::{endpoint, fields, greet};
+use super::interference::Coverage;
+use super::interrupt::{Interrupt, Interrupted};
+use super::manifest::{Receipts, connections, now};
+use super::observe::{ObservePlan, Observed, Observer};
+use super::offer::{Offer, offer};
+use super::settings::Settings;
+use super::suite::SuiteReceipt;
+use super::tokenizer::TargetTokenizer;
+use super::warm::{CacheAsk, CacheCell};
+use super::warmup::{self, typical};
+use super::workload::{Known, Schedule, connections_needed, schedule};
+use super::{ARM, print, template};
+use crate::args::CacheArg;
+use crate::paths;
+use crate::progress::Progress;
+
+/// Tokens of a cache block where the kind of the server does not say otherwise.
+const BLOCK_SIZE: usize = 16;
+
+/// Everything that the stages share.
+pub(crate) struct Stages {
+    /// Settings.
+    pub(crate) settings: Settings,
+    /// Suite and arm.
+    pub(crate) suite: Option<SuiteReceipt>,
+    /// The target's tokenizer.
+    pub(crate) tokenizer: Option<TargetTokenizer>,
+    /// The wish to stop.
+    pub(crate) interrupt: Interrupt,
+    /// What people see.
+    pub(crate) progress: Progress,
+}
+
+/// What was measured.
+struct Measured {
+    tally: Tally,
+    conditions: Conditions,
+    stopped: bool,
+}
+
+impl Stages {
+    /// Runs them all.
+    ///
+    /// # Errors
+    /// [`Interrupted`] before the measurement; anything that stands against a run.
+    pub(crate) fn run(&self) -> Result<ExitCode> {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()
+            .context("cannot start a runtime")?;
+        let (endpoint, target) = self.wait(&runtime, self.connect())??;
+        let known = self.wait(&runtime, self.known(&endpoint, &target))??;
+        let schedule = schedule(&self.settings, self.tokenizer.as_ref(), known)?;
+        self.progress
+            .note(format!("schedule sha256 {}", schedule.sha256));
+        let calibrated = self.calibrated(&schedule.plan, &endpoint)?;
+        let receipts = Receipts {
+            settings: &self.settings,
+            suite: self.suite.as_ref(),
+            schedule: &schedule,
+            target: &target,
+            endpoint: &endpoint,
+            created: now(),
+        };
+        let dir = paths::new_run_dir(self.settings.options.out.as_deref(), "bench")?;
+        let mut writer = RunWriter::create(&dir, receipts.manifest()?)
+            .with_context(|| format!("cannot create the run directory {}", dir.display()))?;
+        let measured = self.measured(&runtime, &receipts, calibrated.as_ref(), &mut writer);
+        let measured = match measured {
+            Err(error) if error.is::<Interrupted>() => {
+                writer.finish(RunState::Interrupted)?;
+                return Err(error);
+            }
+            measured => measured?,
+        };
+        let document = Document::of(&measured.tally, &measured.conditions);
+        writer.write_json(pb_bench::CONDITIONS_FILE, &measured.conditions)?;
+        writer.write_json(pb_bench::DOCUMENT_FILE, &document)?;
+        writer.finish(match measured.stopped {
+            true => RunState::Interrupted,
+            false => RunState::Complete,
+        })?;
+        self.progress.clear();
+        if let Some(failure) = first_failure(&measured.tally) {
+            eprintln!("{failure}");
+        }
+        print::result(&self.settings, &document, &measured.tally, &dir)?;
+        Ok(ExitCode::from(match measured.stopped {
+            true => super::EXIT_INTERRUPTED,
+            false => document.exit_code(),
+        }))
+    }
+
+    /// Does `work` unless the run is interrupted.
+    fn wait<T>(&self, runtime: &Runtime, work: impl Future<Output = T>) -> Result<T, Interrupted> {
+        runtime.block_on(self.interrupt.guard(work))
+    }
+
+    async fn connect(&self) -> Result<(Endpoint, Target)> {
+        let endpoint = greet(endpoint(&self.settings)?).await?;
+        let given = self.settings.options.server;
+        let target = Target::connect(&endpoint, given, Patience::default()).await?;
+        self.progress
+            .note(format!("server: {}", target.detection()));
+        Ok((endpoint, target))
+    }
+
+    /// What the schedule must know of the target.
+    async fn known(&self, endpoint: &Endpoint, target: &Target) -> Result<Known> {
+        let single = target.adapter().token_granular || target.kind() == ServerKind::Sglang;
+        let mut known = Known {
+            block_size: Some(if single { 1 } else { BLOCK_SIZE }),
+            template_tokens: 0,
+        };
+        if self.settings.options.adapt_input == Some(true) {
+            let plain = schedule(&self.settings, self.tokenizer.as_ref(), known)?;
+            let (input, _) = typical(&plain.plan);
+            let spare = plain.planned.spare("template", 1, input)?;
+            let body = spare.first().context("--adapt-input: no probe was made")?;
+            known.template_tokens = template::overhead(endpoint, body).await?;
+        }
+        Ok(known)
+    }
+
+    /// What a short run against the ground-truth server shows of the client.
+    fn calibrated(&self, plan: &Plan, endpoint: &Endpoint) -> Result<Option<Calibrated>> {
+        if !self.settings.calibrate {
+            return Ok(None);
+        }
+        self.progress.phase("calibrating the client");
+        let program = std::env::current_exe().context("where is this program?")?;
+        let plan = CalibrationPlan::of(plan, program, endpoint.http_version());
+        Ok(Some(calibrate(&plan, &self.interrupt.signal())?))
+    }
+
+    fn measured(
+        &self,
+        runtime: &Runtime,
+        receipts: &Receipts<'_>,
+        calibrated: Option<&Calibrated>,
+        writer: &mut RunWriter,
+    ) -> Result<Measured> {
+        let mut conditions = receipts.conditions()?;
+        let schedule = receipts.schedule;
+        conditions.load.warmup_requests = self.warmed_up(schedule, receipts.endpoint, writer)?;
+        let cell = self.cell(runtime, receipts)?;
+        let endpoint = self.dressed(receipts.endpoint, schedule, &cell);
+        writer.update_manifest(|manifest| {
+            if let Value::Object(config) = &mut manifest.arms[0].config {
+                config.insert("cache".to_owned(), cell.receipt.clone());
+            }
+        })?;
+        let observer = self.observer(receipts.target, &endpoint, writer.dir())?;
+        let dir = writer.dir().display().to_string();
+        self.progress
+            .phase(format!("measuring; run directory: {dir}"));
+        writer.write_json(pb_bench::CONDITIONS_FILE, &conditions)?;
+        let mut tally = conditions.tally().with_streams();
+        let mut logs = Logs::new();
+        let measured = Offer {
+            plan: cell.plan.clone(),
+            endpoint: &endpoint,
+            arm: ARM,
+            limits: self.settings.limits,
+            stop: self.interrupt.signal(),
+            cap: schedule.cap,
+        };
+        let summary = offer(measured, &self.progress, |Record { row, tokens }| {
+            writer.request(&row, &tokens)?;
+            logs.add(&row, &tokens).map_err(anyhow::Error::msg)?;
+            tally.add(row, &tokens);
+            Ok(())
+        })?;
+        logs.write(writer.dir(), &receipts.created)?;
+        let observed = observer
+            .map(|observer| observer.stop(tally.rows()))
+            .transpose()?;
+        let facts = &schedule.planned.facts;
+        conditions.frame = Frame {
+            start: summary.start_ns,
+            arrivals_ns: schedule.arrivals_ns,
+            // Without a duration the number of requests is what was asked for.
+            exhausted: self.settings.shape.duration_s.is_some()
+                && (facts.cut_short || summary.closed_exhausted),
+            schedule_sha256: schedule.sha256.clone(),
+            seed: self.settings.seed,
+            ..Frame::default()
+        };
+        conditions.load.connections = Some(connections(&summary, endpoint.is_secure()));
+        conditions.interrupted = summary.stopped;
+        judge_cache(&mut conditions, &cell, &tally, observed.as_ref());
+        judge_client(&mut conditions, calibrated, &tally);
+        judge_interference(&mut conditions, &schedule.plan, &tally);
+        Ok(Measured {
+            tally,
+            conditions,
+            stopped: summary.stopped,
+        })
+    }
+
+    /// Sends the warm-up; how many requests it had.
+    fn warmed_up(
+        &self,
+        schedule: &Schedule,
+        endpoint: &Endpoint,
+        writer: &mut RunWriter,
+    ) -> Result<u64> {
+        let Some(warmup) = self.settings.warmup else {
+            return Ok(0);
+        };
+        self.progress.phase("warming up");
+        let slots = self.settings.shape.max_concurrency;
+        let drain = self.settings.limits.total_ns;
+        let plan = warmup::plan(&schedule.planned, warmup, slots, drain)?;
+        let offered = Offer {
+            plan,
+            endpoint,
+            arm: WARMUP_ARM,
+            limits: self.settings.limits,
+            stop: self.interrupt.signal(),
+            cap: None,
+        };
+        let (mut count, mut failure) = (0, None);
+        let summary = offer(offered, &self.progress, |Record { row, tokens }| {
+            writer.request(&row, &tokens)?;
+            count += 1;
+            if failure.is_none() {
+                failure = row.fail_message.clone();
+            }
+            Ok(())
+        })?;
+        if summary.stopped {
+            return Err(Interrupted.into());
+        }
+        if let Some(message) = failure {
+            self.progress
+                .note(format!("a warm-up request failed: {}", visible(&message)));
+        }
+        Ok(count)
+    }
+
+    /// The cache in the state that was asked for.
+    fn cell(&self, runtime: &Runtime, receipts: &Receipts<'_>) -> Result<CacheCell> {
+        let (settings, schedule) = (&self.settings, receipts.schedule);
+        let (plan, extra_body) = (schedule.plan.clone(), fields(&settings.options));
+        if settings.cache == CacheArg::Asis {
+            return Ok(CacheCell::asis(plan, &extra_body));
+        }
+        self.progress
+            .phase("bringing the prefix cache into its state");
+        // Unlike in every run, so that no run finds what an earlier one left.
+        let nonce = jiff::Timestamp::now().as_nanosecond() as u64;
+        let bound = self.tokenizer.as_ref().map(TargetTokenizer::id_bound);
+        let ask = CacheAsk {
+            target: receipts.target,
+            endpoint: receipts.endpoint,
+            extra_body: &extra_body,
+            chat: settings.form == Form::Chat,
+            ids: settings.id_range(bound),
+            probe: schedule.probe()?,
+            nonce,
+            block_size: u32::try_from(schedule.planned.facts.block_size).ok(),
+            exact: schedule.planned.facts.hits == HitKnowledge::Exact,
+            interrupt: &self.interrupt,
+        };
+        match settings.cache {
+            CacheArg::Warm => {
+                let prime = schedule.planned.prime.clone();
+                runtime.block_on(CacheCell::warm(&ask, plan, prime))
+            }
+            _ => runtime.block_on(CacheCell::cold(&ask, plan)),
+        }
+    }
+
+    /// The endpoint with what the state of the cache asks of every request, and with connections.
+    fn dressed(&self, endpoint: &Endpoint, schedule: &Schedule, cell: &CacheCell) -> Endpoint {
+        let needed = connections_needed(&schedule.plan, schedule.cap);
+        let endpoint = endpoint.clone().with_extra_body(cell.fields.clone());
+        endpoint.with_connections(needed)
+    }
+
+    /// The reader of the server's own figures, unless it was not wanted.
+    fn observer(
+        &self,
+        target: &Target,
+        endpoint: &Endpoint,
+        dir: &Path,
+    ) -> Result<Option<Observer>> {
+        let Some(every) = self.settings.scrape_ns else {
+            return Ok(None);
+        };
+        let (endpoint, route) = match &self.settings.options.metrics_url {
+            Some(url) => (Endpoint::parse(url).context("--metrics-url")?, ""),
+            None => (endpoint.clone(), target.adapter().metrics_route),
+        };
+        let plan = ObservePlan {
+            endpoint,
+            route: route.to_owned(),
+            every,
+        };
+        Observer::start(plan, dir).map(Some)
+    }
+}
+
+fn judge_cache(
+    conditions: &mut Conditions,
+    cell: &CacheCell,
+    tally: &Tally,
+    observed: Option<&Observed>,
+) {
+    let window = observed.and_then(Observed::window);
+    let verdict = cell.judge(tally.rows(), window);
+    conditions.frame.cache = verdict.cache;
+    conditions.frame.cache_reasons = verdict.reasons;
+    conditions.warnings.extend(verdict.notes);
+    if let Some(observed) = observed {
+        conditions.server = Some(observed.document(tally.rows()));
+        conditions.reasons.extend(observed.reasons());
+    }
+}
+
+fn judge_client(conditions: &mut Conditions, calibrated: Option<&Calibrated>, tally: &Tally) {
+    let Some(calibrated) = calibrated else {
+        conditions
+            .warnings
+            .push("the client was not calibrated (--no-calibration)".to_owned());
+        return;
+    };
+    let ttft = tally.all().latency(|metrics| metrics.ttft_ns).spread();
+    let median = ttft.map(|spread| Nanos((spread.p50 * 1e6) as u64));
+    conditions.reasons.extend(calibrated.reasons(median));
+    conditions.warnings.extend(calibrated.notes());
+    conditions.calibration = Some(calibrated.document());
+}
+
+/// A workload of background decodes and long prompts must have had both at once.
+fn judge_interference(conditions: &mut Conditions, plan: &Plan, tally: &Tally) {
+    if conditions.workload.dataset != "interference" {
+        return;
+    }
+    let streams = plan.closed.iter().map(|part| part.streams).sum();
+    let coverage = Coverage::of(tally.rows(), streams);
+    conditions.reasons.extend(coverage.reason(streams));
+    conditions.workload.detail["long_prompts_covered"] =
+        serde_json::json!([coverage.covered, coverage.prompts]);
+}
+
+/// The first request that failed, in the words of the server or of the client.
+fn first_failure(tally: &Tally) -> Option<String> {
+    let failed = tally.rows().iter().filter(|row| row.fail.is_some());
+    let row = failed.min_by_key(|row| row.request)?;
+    let message = row.fail_message.as_deref().unwrap_or("no message");
+    Some(format!(
+        "first failure, request {}: {}",
+        row.request.0,
+        visible(message)
+    ))
+}

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""Compiles every kernel with NVRTC and ptxas for three architectures, without a GPU.
+
+usage: check_ptx.py --toolkit DIR [--bless]
+
+DIR is a virtual environment with the wheels nvidia-cuda-nvrtc and nvidia-cuda-nvcc, or a CUDA
+installation. The registers, shared memory, stack and spills that ptxas reports are compared
+with ptxas.csv beside this file; --bless writes that file instead. Exit codes: 0 as committed,
+1 a kernel fails to compile, spills, uses a stack or differs from the table, 2 no toolkit.
+"""
+
+import argparse
+import csv
+import ctypes
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+
+HERE = pathlib.Path(__file__).resolve().parent
+TABLE = HERE / "ptxas.csv"
+ARCHITECTURES = ["80", "90a", "100"]
+# Sums fuse only where the source says so: then the emulator computes what the device does.
+FLAGS = ["--std=c++17", "--fmad=false"]
+# No kernel may spill, and none has a reason to keep anything in local memory.
+STACK_BUDGET_BYTES = 0
+SPILL_BUDGET_BYTES = 0
+COLUMNS = ["kernel", "arch", "registers", "static_shared_bytes", "stack_bytes", "spill_bytes"]
+
+
+def find_toolkit(directory):
+    """Paths of libnvrtc and ptxas below `directory`, or None."""
+    root = pathlib.Path(directory)
+    nvrtc = sorted(root.rglob("libnvrtc.so*"))
+    ptxas = [p for p in sorted(root.rglob("ptxas")) if p.is_file()]
+    return (nvrtc[0], ptxas[0]) if nvrtc and ptxas else None
+
+
+class Nvrtc:
+    """The run-time compiler, as the engine uses it: sources in memory, no toolkit headers."""
+
+    def __init__(self, path):
+        self.lib = ctypes.CDLL(str(path))
+
+    def version(self):
+        major, minor = ctypes.c_int(), ctypes.c_int()
+        self.lib.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+        return f"{major.value}.{minor.value}"
+
+    def _text(self, program, what):
+        size = ctypes.c_size_t()
+        getattr(self.lib, f"nvrtcGet{what}Size")(program, ctypes.byref(size))
+        text = ctypes.create_string_buffer(size.value)
+        getattr(self.lib, f"nvrtcGet{what}")(program, text)
+        return text.value.decode()
+
+    def compile(self, source, headers, arch):
+        """PTX of `source`; raises ValueError with the compiler's log."""
+        names = (ctypes.c_char_p * len(headers))(*[h.name.encode() for h in headers])
+        texts = (ctypes.c_char_p * len(headers))(*[h.read_bytes() for h in headers])
+        program = ctypes.c_void_p()
+        self.lib.nvrtcCreateProgram(ctypes.byref(program), source.read_bytes(),
+                                    source.name.encode(), len(headers), texts, names)
+        flags = [f"--gpu-architecture=compute_{arch}", *FLAGS]
+        options = (ctypes.c_char_p * len(flags))(*[f.encode() for f in flags])
+        failed = self.lib.nvrtcCompileProgram(program, len(flags), options)
+        log = self._text(program, "ProgramLog")
+        if failed:
+            raise ValueError(f"{source.name}, compute_{arch}:\n{log}")
+        return self._text(program, "PTX")
+
+
+def resources(report, arch):
+    """Rows of the table from what `ptxas -v` says."""
+    rows, row = [], None
+    for line in report.splitlines():
+        if found := re.search(r"Compiling entry function '(\w+)'", line):
+            row = {"kernel": found[1], "arch": f"sm_{arch}", "static_shared_bytes": 0}
+            rows.append(row)
+        if found := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, "
+                              r"(\d+) bytes spill loads", line):
+            row["stack_bytes"] = int(found[1])
+            row["spill_bytes"] = int(found[2]) + int(found[3])
+        if found := re.search(r"Used (\d+) registers", line):
+            row["registers"] = int(found[1])
+            if shared := re.search(r"(\d+) bytes smem", line):
+                row["static_shared_bytes"] = int(shared[1])
+    return rows
+
+
+def identity(row):
+    return row["kernel"], row["arch"]
+
+
+def measure(nvrtc, ptxas):
+    headers = sorted((HERE / "cu").glob("*.cuh"))
+    rows = []
+    for arch in ARCHITECTURES:
+        for source in sorted((HERE / "cu").glob("*.cu")):
+            ptx = nvrtc.compile(source, headers, arch)
+            with tempfile.TemporaryDirectory() as scratch:
+                path = pathlib.Path(scratch) / "kernel.ptx"
+                path.write_text(ptx)
+                command = [str(ptxas), "-v", f"-arch=sm_{arch}", "-o", f"{scratch}/o", str(path)]
+                done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode != 0:
+                raise ValueError(f"{source.name}, sm_{arch}:\n{done.stderr}")
+            rows += resources(done.stderr, arch)
+    return sorted(rows, key=identity)
+
+
+def problems(rows, table):
+    found = []
+    for row in rows:
+        name = f"{row['kernel']} for {row['arch']}"
+        if row["stack_bytes"] > STACK_BUDGET_BYTES:
+            found.append(f"{name}: a stack of {row['stack_bytes']} bytes")
+        if row["spill_bytes"] > SPILL_BUDGET_BYTES:
+            found.append(f"{name}: spills {row['spill_bytes']} bytes")
+    ours = {identity(r): {c: str(r[c]) for c in COLUMNS} for r in rows}
+    theirs = {identity(r): r for r in table}
+    for k in sorted(set(ours) | set(theirs)):
+        mine, table_has = ours.get(k), theirs.get(k)
+        if mine is None or table_has is None:
+            place = "the table" if mine is None else "the code"
+            found.append(f"{k[0]} for {k[1]}: only in {place}")
+            continue
+        for column in COLUMNS:
+            if mine[column] != table_has[column]:
+                found.append(f"{k[0]} for {k[1]}: {column} {mine[column]}, "
+                             f"the table has {table_has[column]}")
+    return found
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--toolkit", required=True, help="directory with libnvrtc and ptxas")
+    parser.add_argument("--bless", action="store_true", help="write ptxas.csv")
+    args = parser.parse_args()
+    toolkit = find_toolkit(args.toolkit)
+    if toolkit is None:
+        print(f"no libnvrtc and ptxas below {args.toolkit}", file=sys.stderr)
+        return 2
+    nvrtc = Nvrtc(toolkit[0])
+    try:
+        rows = measure(nvrtc, toolkit[1])
+    except ValueError as failure:
+        print(failure, file=sys.stderr)
+        return 1
+    if args.bless:
+        with TABLE.open("w", newline="") as out:
+            writer = csv.DictWriter(out, COLUMNS, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(rows)
+    with TABLE.open(newline="") as committed:
+        found = problems(rows, list(csv.DictReader(committed)))
+    for problem in found:
+        print(problem, file=sys.stderr)
+    if found:
+        return 1
+    print(f"{len(rows)} kernels compiled with NVRTC {nvrtc.version()}; resources as committed")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

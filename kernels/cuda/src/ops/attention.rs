@@ -1,0 +1,278 @@
+//! Attention over the paged store.
+
+use bytemuck::{Pod, Zeroable};
+
+use super::launch;
+use super::plan::{DecodePlan, PrefillPlan};
+use super::rope::KvPool;
+use crate::device::{Buffer, Device, DeviceExt};
+use crate::elem::{Elem, StoreElem};
+use crate::error::{KernelError, require};
+
+/// `PagedKv` of `paged.cuh`.
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PagedKv {
+    k: u64,
+    v: u64,
+    tables: u64,
+    kv_heads: u32,
+    log2_block: u32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PrefillParams {
+    q: u64,
+    out: u64,
+    seqs: u64,
+    tiles: u64,
+    kv: PagedKv,
+    q_stride: u32,
+    q_heads: u32,
+    scale_log2: f32,
+    v_scale: f32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct DecodeParams {
+    q: u64,
+    partial_o: u64,
+    partial_max_sum: u64,
+    seqs: u64,
+    items: u64,
+    kv: PagedKv,
+    q_stride: u32,
+    q_heads: u32,
+    split: u32,
+    scale_log2: f32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct MergeParams {
+    partial_o: u64,
+    partial_max_sum: u64,
+    seqs: u64,
+    first_item: u64,
+    out: u64,
+    q_heads: u32,
+    d_head: u32,
+    scale_log2: f32,
+    v_scale: f32,
+}
+
+/// Queries, store and output of an attention call.
+#[derive(Debug)]
+pub struct PrefillArgs<'a, T, S> {
+    /// Rows of `q_stride` values; the first `q_heads * d_head` of each are queries.
+    pub q: &'a Buffer<T>,
+    /// Distance of rows of `q`.
+    pub q_stride: usize,
+    /// Query heads.
+    pub q_heads: usize,
+    /// The store.
+    pub pool: &'a KvPool<S>,
+    /// `[rows][q_heads * d_head]`; rows outside all sequences are left alone.
+    pub out: &'a Buffer<T>,
+}
+
+/// What all attention calls derive from their arguments.
+struct Checked {
+    kv: PagedKv,
+    blocks: usize,
+    rows: usize,
+    group: usize,
+    scale_log2: f32,
+}
+
+impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
+    fn check(&self, op: &'static str) -> Result<Checked, KernelError> {
+        let (blocks, shape) = (self.pool.check::<T>(op)?, self.pool.shape);
+        let (d, width) = (shape.d_head, self.q_heads * shape.d_head);
+        require([64, 128].contains(&d), op, "d_head", d, "64 or 128")?;
+        let size = shape.block_size;
+        require(
+            [8, 16, 32, 64].contains(&size),
+            op,
+            "block size",
+            size,
+            "8, 16, 32 or 64",
+        )?;
+        let group = self.q_heads / shape.kv_heads;
+        let even = group > 0 && self.q_heads.is_multiple_of(shape.kv_heads);
+        require(
+            even,
+            op,
+            "q_heads",
+            self.q_heads,
+            format!("a multiple of {}", shape.kv_heads),
+        )?;
+        let stride = self.q_stride;
+        let good = stride >= width && stride.is_multiple_of(8);
+        require(
+            good,
+            op,
+            "q_stride",
+            stride,
+            format!("a multiple of 8, at least {width}"),
+        )?;
+        require(
+            self.out.len().is_multiple_of(width),
+            op,
+            "out",
+            self.out.len(),
+            "whole rows",
+        )?;
+        let rows = self.out.len() / width;
+        let enough = rows == 0 || self.q.len() >= (rows - 1) * stride + width;
+        require(enough, op, "q", self.q.len(), format!("{rows} rows"))?;
+        // In f64, and rounded once.
+        let scale = std::f64::consts::LOG2_E / (d as f64).sqrt();
+        Ok(Checked {
+            kv: PagedKv {
+                k: self.pool.k.address(),
+                v: self.pool.v.address(),
+                tables: 0,
+                kv_heads: shape.kv_heads as u32,
+                log2_block: size.ilog2(),
+            },
+            blocks,
+            rows,
+            group,
+            scale_log2: (scale * f64::from(self.pool.k_scale)) as f32,
+        })
+    }
+
+    fn name(&self, op: &str) -> String {
+        format!("{op}_{}{}_d{}", T::NAME, S::SUFFIX, self.pool.shape.d_head)
+    }
+}
+
+/// Causal attention of every sequence of the plan. A store of [`E4m3`](crate::E4m3) goes with
+/// bf16 activations; for f16 there is no such kernel.
+///
+/// # Errors
+/// When shapes disagree, the head dimension is not 64 or 128, the block size not 8, 16, 32 or 64,
+/// or a block table is too short or names a block that does not exist.
+pub fn prefill<T: Elem, S: StoreElem<T>>(
+    device: &(impl Device + ?Sized),
+    plan: &PrefillPlan,
+    args: &PrefillArgs<'_, T, S>,
+) -> Result<(), KernelError> {
+    let c = args.check("prefill")?;
+    let shape = args.pool.shape;
+    plan.check(shape.block_size, c.blocks, c.rows, c.group)?;
+    let params = PrefillParams {
+        q: args.q.address(),
+        out: args.out.address(),
+        seqs: device.input("sequences", plan.seqs())?.address(),
+        tiles: device.input("tiles", &plan.tiles)?.address(),
+        kv: PagedKv {
+            tables: device.input("block tables", plan.tables())?.address(),
+            ..c.kv
+        },
+        q_stride: args.q_stride as u32,
+        q_heads: args.q_heads as u32,
+        scale_log2: c.scale_log2,
+        v_scale: args.pool.v_scale,
+    };
+    let grid = [plan.tiles.len() as u32, shape.kv_heads as u32, 1];
+    let shared = (64 + 4 * 64) * shape.d_head * 2;
+    launch(
+        device,
+        &args.name("prefill"),
+        grid,
+        128,
+        shared as u32,
+        &params,
+    )
+}
+
+/// Room for the partial results of a decode plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Partials {
+    /// Sums of weighted values, `[items][q_heads][d_head]`.
+    pub o: Buffer<f32>,
+    /// Maximum of scores and sum of weights, `[items][q_heads]`.
+    pub max_sum: Buffer<[f32; 2]>,
+}
+
+impl Partials {
+    /// Room for `items` items.
+    ///
+    /// # Errors
+    /// When the device has none.
+    pub fn new(
+        device: &(impl Device + ?Sized),
+        items: usize,
+        q_heads: usize,
+        d_head: usize,
+    ) -> Result<Self, KernelError> {
+        Ok(Partials {
+            o: device.empty("partial sums", items * q_heads * d_head)?,
+            max_sum: device.empty("partial maxima", items * q_heads)?,
+        })
+    }
+}
+
+/// Attention of one query per sequence of the plan; groups of at most 16 query heads.
+///
+/// # Errors
+/// As [`prefill`]; and when a group is larger, or the room for partial results too small.
+pub fn decode<T: Elem, S: StoreElem<T>>(
+    device: &(impl Device + ?Sized),
+    plan: &DecodePlan,
+    args: &PrefillArgs<'_, T, S>,
+    partials: &Partials,
+) -> Result<(), KernelError> {
+    let (op, c) = ("decode", args.check("decode")?);
+    let shape = args.pool.shape;
+    plan.check(shape.block_size, c.blocks, c.rows)?;
+    require(c.group <= 16, op, "heads of a group", c.group, "at most 16")?;
+    let rooms = (partials.o.len() / shape.d_head, partials.max_sum.len());
+    let wanted = plan.items() * args.q_heads;
+    let enough = rooms.0 >= wanted && rooms.1 >= wanted;
+    require(enough, op, "partial results", rooms, wanted.to_string())?;
+    let seqs = device.input("sequences", plan.seqs())?.address();
+    let params = DecodeParams {
+        q: args.q.address(),
+        partial_o: partials.o.address(),
+        partial_max_sum: partials.max_sum.address(),
+        seqs,
+        items: device.input("items", &plan.items)?.address(),
+        kv: PagedKv {
+            tables: device.input("block tables", plan.tables())?.address(),
+            ..c.kv
+        },
+        q_stride: args.q_stride as u32,
+        q_heads: args.q_heads as u32,
+        split: plan.split as u32,
+        scale_log2: c.scale_log2,
+    };
+    let grid = [plan.items() as u32, shape.kv_heads as u32, 1];
+    let shared = (16 + 4 * 64) * shape.d_head * 2;
+    launch(
+        device,
+        &args.name("decode_split"),
+        grid,
+        128,
+        shared as u32,
+        &params,
+    )?;
+    let params = MergeParams {
+        partial_o: partials.o.address(),
+        partial_max_sum: partials.max_sum.address(),
+        seqs,
+        first_item: device.input("first items", &plan.first_item)?.address(),
+        out: args.out.address(),
+        q_heads: args.q_heads as u32,
+        d_head: shape.d_head as u32,
+        scale_log2: c.scale_log2,
+        v_scale: args.pool.v_scale,
+    };
+    let grid = [plan.seqs().len() as u32, args.q_heads as u32, 1];
+    let kernel = format!("decode_merge_{}", T::NAME);
+    launch(device, &kernel, grid, shape.d_head as u32, 0, &params)
+}

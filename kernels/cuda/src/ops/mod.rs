@@ -1,0 +1,42 @@
+//! One wrapper per operation: shapes are checked here, so that a kernel may rely on them.
+
+mod attention;
+mod blocks;
+mod elementwise;
+mod plan;
+mod rope;
+mod sample;
+
+pub use attention::{Partials, PrefillArgs, decode, prefill};
+pub use blocks::{Stores, block_checksum, block_copy, block_gather, block_scatter};
+pub use elementwise::{add_rmsnorm, embed, rmsnorm, silu_mul};
+pub use plan::{BatchSeq, DecodePlan, PrefillPlan};
+pub use rope::{KvPool, KvShape, RopeKv, rope_kv};
+pub use sample::{SampleRow, sample};
+
+use bytemuck::Pod;
+
+use crate::device::{Device, Launch};
+use crate::error::KernelError;
+
+/// Launches `kernel` on `params`.
+fn launch<P: Pod>(
+    device: &(impl Device + ?Sized),
+    kernel: &str,
+    grid: [u32; 3],
+    threads: u32,
+    shared_bytes: u32,
+    params: &P,
+) -> Result<(), KernelError> {
+    // A launch of nothing is an error on every device, and there is nothing to do.
+    if grid.contains(&0) {
+        return Ok(());
+    }
+    let launch = Launch {
+        kernel,
+        grid,
+        block: [threads, 1, 1],
+        shared_bytes,
+    };
+    device.launch(launch, bytemuck::bytes_of(params))
+}

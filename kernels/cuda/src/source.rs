@@ -1,0 +1,52 @@
+//! The sources, carried in the binary: a machine that runs it needs no checkout.
+
+/// One file.
+#[derive(Clone, Copy, Debug)]
+pub struct File {
+    /// Name that `#include` and messages use.
+    pub name: &'static str,
+    /// Content.
+    pub text: &'static str,
+}
+
+/// A file of `cu/` or `emulate/`.
+macro_rules! file {
+    ($folder:literal, $name:literal) => {
+        File {
+            name: $name,
+            text: include_str!(concat!("../", $folder, "/", $name)),
+        }
+    };
+}
+
+/// Headers that the kernels include.
+pub const HEADERS: &[File] = &[file!("cu", "device.cuh"), file!("cu", "paged.cuh")];
+
+/// The kernels, one operation a file.
+pub const FILES: &[File] = &[
+    file!("cu", "prefill.cu"),
+    file!("cu", "decode.cu"),
+    file!("cu", "embed.cu"),
+    file!("cu", "rmsnorm.cu"),
+    file!("cu", "rope_kv.cu"),
+    file!("cu", "silu_mul.cu"),
+    file!("cu", "sample.cu"),
+    file!("cu", "blocks.cu"),
+    file!("cu", "checksum.cu"),
+];
+
+/// Kernels that test the emulator itself; not for a device.
+pub(crate) const PROBES: &[File] = &[file!("emulate", "probe.cu")];
+
+/// Options of the device build. Sums fuse only where the source says so: then the emulator
+/// computes what the device does.
+pub const DEVICE_FLAGS: &[&str] = &["--std=c++17", "--fmad=false"];
+
+/// What the emulator adds: the header that stands in for CUDA, and the machine.
+pub(crate) const EMULATOR: &[File] = &[
+    file!("emulate", "emulate.hpp"),
+    file!("emulate", "machine.hpp"),
+    file!("emulate", "machine.cpp"),
+    file!("emulate", "memory.cpp"),
+    file!("emulate", "warp.cpp"),
+];

@@ -1,0 +1,269 @@
+//! One attention problem: sequences in one shuffled pool, and what must come out.
+
+use pb_kernels_cuda::ops::{
+    BatchSeq, DecodePlan, KvPool, KvShape, Partials, PrefillArgs, PrefillPlan, decode, prefill,
+};
+use pb_kernels_cuda::{DeviceExt, Emulator, KernelError};
+
+use crate::common::{Expected, Rng, Stored, Value, typed};
+use crate::formulas::{Head, attention};
+
+/// A chunk of a sequence.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chunk {
+    pub(crate) prefix: usize,
+    pub(crate) len: usize,
+}
+
+/// Sizes of a problem.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Sizes {
+    pub(crate) d: usize,
+    pub(crate) group: usize,
+    pub(crate) kv_heads: usize,
+    pub(crate) block: usize,
+}
+
+/// Content of a problem, on the host.
+pub(crate) struct Case<T, S> {
+    pub(crate) sizes: Sizes,
+    pub(crate) chunks: Vec<Chunk>,
+    /// Rows of q lie among keys and values, as the projection leaves them; those are poison.
+    qkv: Vec<T>,
+    k: Vec<S>,
+    v: Vec<S>,
+    tables: Vec<Vec<u32>>,
+    scales: [f32; 2],
+}
+
+impl<T: Value, S: Stored<T>> Case<T, S> {
+    pub(crate) fn new(seed: u64, sizes: Sizes, chunks: &[Chunk]) -> Self {
+        let mut rng = Rng(seed);
+        let Sizes {
+            d, block, kv_heads, ..
+        } = sizes;
+        let q_width = sizes.group * kv_heads * d;
+        let stride = q_width + 2 * kv_heads * d;
+        let used: Vec<usize> = chunks
+            .iter()
+            .map(|c| (c.prefix + c.len).div_ceil(block))
+            .collect();
+        let blocks = used.iter().sum::<usize>() + 3;
+        let mut ids: Vec<u32> = (0..blocks as u32).collect();
+        rng.shuffle(&mut ids);
+        let mut case = Case {
+            sizes,
+            chunks: chunks.to_vec(),
+            qkv: Vec::new(),
+            k: vec![S::poison(); blocks * block * kv_heads * d],
+            v: vec![S::poison(); blocks * block * kv_heads * d],
+            tables: Vec::new(),
+            scales: if S::SCALED { [0.011, 0.007] } else { [1.0; 2] },
+        };
+        for (chunk, used) in chunks.iter().zip(used) {
+            for _ in 0..chunk.len {
+                case.qkv.extend(typed::<T>(&rng.values(q_width, 3.0)));
+                case.qkv.extend(vec![T::of(f32::NAN); stride - q_width]);
+            }
+            case.tables.push(ids.split_off(ids.len() - used));
+            let table = case.tables[case.tables.len() - 1].clone();
+            for position in 0..chunk.prefix + chunk.len {
+                case.fill(&mut rng, &table, position);
+            }
+        }
+        case
+    }
+
+    /// Where dimension `i` of a key and of a value lie, by the definition of the layout.
+    fn at(&self, table: &[u32], position: usize, head: usize, i: usize) -> [usize; 2] {
+        let Sizes {
+            d, block, kv_heads, ..
+        } = self.sizes;
+        let (slot, start) = (position % block, table[position / block] as usize * block);
+        let base = (start * kv_heads + head * block) * d;
+        [base + i * block + slot, base + slot * d + i]
+    }
+
+    fn fill(&mut self, rng: &mut Rng, table: &[u32], position: usize) {
+        for head in 0..self.sizes.kv_heads {
+            let values = rng.values(2 * self.sizes.d, 1.0);
+            for i in 0..self.sizes.d {
+                let [k, v] = self.at(table, position, head, i);
+                self.k[k] = S::encode(values[2 * i], self.scales[0]);
+                self.v[v] = S::encode(values[2 * i + 1], self.scales[1]);
+            }
+        }
+    }
+
+    /// The chunks as the wrappers want them.
+    fn seqs(&self) -> Vec<BatchSeq<'_>> {
+        let mut q_row = 0;
+        let sequences = self.chunks.iter().zip(&self.tables);
+        sequences
+            .map(|(chunk, table)| {
+                let seq = BatchSeq {
+                    q_row,
+                    q_len: chunk.len,
+                    start_pos: chunk.prefix,
+                    block_table: table,
+                };
+                q_row += chunk.len;
+                seq
+            })
+            .collect()
+    }
+
+    fn q_heads(&self) -> usize {
+        self.sizes.group * self.sizes.kv_heads
+    }
+
+    fn stride(&self) -> usize {
+        (self.q_heads() + 2 * self.sizes.kv_heads) * self.sizes.d
+    }
+
+    /// What must come out: every row, head and dimension.
+    pub(crate) fn expected(&self) -> Vec<Expected> {
+        let mut out = Vec::new();
+        let mut row = 0;
+        for (chunk, table) in self.chunks.iter().zip(&self.tables) {
+            let keys = chunk.prefix + chunk.len;
+            let per_head: Vec<_> = (0..self.sizes.kv_heads)
+                .map(|head| (0..keys).map(|p| self.token(table, p, head)).unzip())
+                .collect::<Vec<(Vec<_>, Vec<_>)>>();
+            for i in 0..chunk.len {
+                for head in 0..self.q_heads() {
+                    let at = row * self.stride() + head * self.sizes.d;
+                    let q: Vec<f64> = self.qkv[at..][..self.sizes.d]
+                        .iter()
+                        .map(|x| x.f64())
+                        .collect();
+                    let (k, v) = &per_head[head / self.sizes.group];
+                    let visible = chunk.prefix + i + 1;
+                    out.extend(attention::<T>(&Head {
+                        q: &q,
+                        k: &k[..visible],
+                        v: &v[..visible],
+                    }));
+                }
+                row += 1;
+            }
+        }
+        out
+    }
+
+    /// Key and value of a token and head.
+    fn token(&self, table: &[u32], position: usize, head: usize) -> (Vec<f64>, Vec<f64>) {
+        let places = (0..self.sizes.d).map(|i| self.at(table, position, head, i));
+        let read = |[k, v]: [usize; 2]| {
+            (
+                self.k[k].decode(self.scales[0]),
+                self.v[v].decode(self.scales[1]),
+            )
+        };
+        places.map(read).unzip()
+    }
+
+    /// Puts the problem on a device and calls `run`; gives its output.
+    fn on_device(
+        &self,
+        device: &Emulator<'_>,
+        run: impl FnOnce(&PrefillArgs<'_, T, S>) -> Result<(), KernelError>,
+    ) -> Result<Vec<T>, KernelError> {
+        let Sizes {
+            d, block, kv_heads, ..
+        } = self.sizes;
+        let rows = self.qkv.len() / self.stride();
+        let pool = KvPool {
+            k: device.input("keys", &self.k)?,
+            v: device.input("values", &self.v)?,
+            shape: KvShape {
+                block_size: block,
+                kv_heads,
+                d_head: d,
+            },
+            k_scale: self.scales[0],
+            v_scale: self.scales[1],
+        };
+        let (q, out) = (
+            device.input("qkv", &self.qkv)?,
+            device.empty::<T>("out", rows * self.q_heads() * d)?,
+        );
+        run(&PrefillArgs {
+            q: &q,
+            q_stride: self.stride(),
+            q_heads: self.q_heads(),
+            pool: &pool,
+            out: &out,
+        })?;
+        assert_eq!(
+            device.unwritten(&out),
+            0,
+            "bytes of the output were left out"
+        );
+        device.download(&out)
+    }
+
+    pub(crate) fn prefill(&self, device: &Emulator<'_>) -> Result<Vec<T>, KernelError> {
+        let plan = PrefillPlan::new(&self.seqs(), self.sizes.group)?;
+        self.on_device(device, |args| prefill(device, &plan, args))
+    }
+
+    pub(crate) fn decode(
+        &self,
+        device: &Emulator<'_>,
+        split: usize,
+    ) -> Result<Vec<T>, KernelError> {
+        let plan = DecodePlan::new(&self.seqs(), split)?;
+        let partials = Partials::new(device, plan.items(), self.q_heads(), self.sizes.d)?;
+        self.on_device(device, |args| decode(device, &plan, args, &partials))
+    }
+
+    /// The sequences one launch each, gathered row by row.
+    pub(crate) fn decode_each(
+        &self,
+        device: &Emulator<'_>,
+        split: usize,
+    ) -> Result<Vec<T>, KernelError> {
+        let (mut rows, width) = (Vec::new(), self.q_heads() * self.sizes.d);
+        let all = DecodePlan::new(&self.seqs(), split)?;
+        let partials = Partials::new(device, all.items(), self.q_heads(), self.sizes.d)?;
+        for (i, seq) in self.seqs().into_iter().enumerate() {
+            let plan = DecodePlan::new(&[seq], split)?;
+            self.on_device(device, |args| {
+                decode(device, &plan, args, &partials)?;
+                rows.extend_from_slice(&device.download(args.out)?[i * width..(i + 1) * width]);
+                // Fills the rest, for the check that everything was written.
+                decode(device, &all, args, &partials)
+            })?;
+        }
+        Ok(rows)
+    }
+
+    /// The only sequence in chunks of `lens`, one launch each, gathered row by row.
+    pub(crate) fn prefill_in(
+        &self,
+        device: &Emulator<'_>,
+        lens: &[usize],
+    ) -> Result<Vec<T>, KernelError> {
+        assert_eq!(lens.iter().sum::<usize>(), self.chunks[0].len);
+        let (mut first, whole) = (0, self.seqs()[0]);
+        let (mut rows, width) = (Vec::new(), self.q_heads() * self.sizes.d);
+        self.on_device(device, |args| {
+            for len in lens {
+                let part = BatchSeq {
+                    q_row: first,
+                    q_len: *len,
+                    start_pos: whole.start_pos + first,
+                    ..whole
+                };
+                let plan = PrefillPlan::new(&[part], self.sizes.group)?;
+                prefill(device, &plan, args)?;
+                let out = device.download(args.out)?;
+                rows.extend_from_slice(&out[first * width..(first + len) * width]);
+                first += len;
+            }
+            Ok(())
+        })?;
+        Ok(rows)
+    }
+}
