@@ -35,7 +35,9 @@ SUITE = ROOT / "workloads/suites/vllm-chunk-and-cache.toml"
 VLLM_ENV = {
     "VLLM_CPU_KVCACHE_SPACE": "2",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "OMP_NUM_THREADS": "2",
+    "OMP_NUM_THREADS": "1",
+    # An idle server would spin on the core of the client.
+    "VLLM_SLEEP_WHEN_IDLE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
 }
@@ -73,7 +75,11 @@ def arguments():
                         help="the server of an arm that runs already; it is left running")
     parser.add_argument("--dtype", default="float32",
                         help="of vLLM; bfloat16 is slow without AVX-512 or AMX")
-    parser.add_argument("--guard", default="", help="command in front of the timed parts")
+    # A server that shares its core with the client makes the client late and the run void.
+    parser.add_argument("--guard", default="taskset -c 1",
+                        help="command in front of the clients")
+    parser.add_argument("--server-guard", default="taskset -c 0",
+                        help="command in front of the servers")
     return parser.parse_args()
 
 
@@ -112,10 +118,14 @@ def server_command(args, arm):
     if given[0] == "vllm":
         python = args.vllm / "bin/python"
         cli = [str(python), "-m", "vllm.entrypoints.cli.main"]
-        return cli + words[1:] if python.exists() else None
+        return guarded(args, cli + words[1:]) if python.exists() else None
     if args.llama_server is None or args.gguf is None:
         return None
-    return [str(args.llama_server)] + words[1:]
+    return guarded(args, [str(args.llama_server)] + words[1:])
+
+
+def guarded(args, command):
+    return shlex.split(args.server_guard) + command
 
 
 class serving:

@@ -19,6 +19,9 @@ const OLDEST: Nanos = Nanos::from_secs(3_600);
 /// Difference between two readings of the offset of the clocks that is no step of the wall clock.
 const JITTER_NS: u64 = 50_000;
 
+/// Readings of the two clocks until they are from one instant.
+const READINGS: usize = 8;
+
 /// Bytes that were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Received {
@@ -56,8 +59,8 @@ impl Clocks {
     }
 
     fn received(&mut self, bytes: usize, arrived: Option<Nanos>) -> Received {
-        let now = WallClock.now();
-        let at = arrived.and_then(|arrived| self.instant(arrived, wall_now(), now));
+        let (now, wall) = both_clocks();
+        let at = arrived.and_then(|arrived| self.instant(arrived, wall, now));
         self.last = at.unwrap_or(now);
         Received {
             bytes,
@@ -65,6 +68,21 @@ impl Clocks {
             read: at.map(|_| now),
         }
     }
+}
+
+/// The monotonic and the wall clock at one instant. A process that loses its processor between the
+/// two readings would take the pause for a step of the wall clock, so it reads them again.
+fn both_clocks() -> (Nanos, Nanos) {
+    let mut now = WallClock.now();
+    for _ in 0..READINGS {
+        let wall = wall_now();
+        let after = WallClock.now();
+        if after.saturating_sub(now).0 < JITTER_NS / 2 {
+            return (now, wall);
+        }
+        now = after;
+    }
+    (now, wall_now())
 }
 
 /// The wall clock, which is what the kernel's stamps count.
