@@ -110,6 +110,17 @@ fn row_34_a_killed_run_keeps_every_request_that_had_ended() {
     assert!(kept <= ended && kept + 8 >= ended, "{kept} kept of {ended}");
     let manifest: Value = serde_json::from_str(&read(dir.path(), "r", "manifest.json")).unwrap();
     assert_eq!(manifest["state"], "running");
+    let conditions: Value =
+        serde_json::from_str(&read(dir.path(), "r", "conditions.json")).unwrap();
+    let frame = &conditions["frame"];
+    assert_eq!(frame["seed"], manifest["seed"]);
+    let hashes = manifest["schedule_sha256"].as_object().unwrap();
+    assert_eq!(hashes.values().next(), Some(&frame["schedule_sha256"]));
+    assert_eq!(
+        frame["schedule_sha256"].as_str().map(str::len),
+        Some(64),
+        "{frame}"
+    );
 }
 
 #[test]

@@ -74,15 +74,26 @@ impl Endpoint {
         }
         let user = uri.authority().is_some_and(|a| a.as_str().contains('@'));
         if user {
-            return Err(bad("a base URL has no user: give the key as the API key"));
+            // The URL itself is not repeated: it may hold a password.
+            return Err(LoadError::Url {
+                url: format!("{}://(hidden)", if secure { "https" } else { "http" }),
+                reason: "a base URL has no user: give the key as the API key".to_owned(),
+            });
         }
         let host = uri.host().filter(|host| !host.is_empty());
         let host = host.ok_or_else(|| bad("the host is missing: write it as http://HOST:PORT"))?;
+        let authority = uri.authority().map_or("", |authority| authority.as_str());
+        let port = match authority.get(host.len()..).unwrap_or_default() {
+            "" => Some(if secure { 443 } else { 80 }),
+            rest => rest.strip_prefix(':').and_then(|port| port.parse().ok()),
+        };
+        let port = port.filter(|&port| port > 0);
+        let port = port.ok_or_else(|| bad("the port must be a number from 1 to 65535"))?;
         let path = uri.path().trim_end_matches('/');
         Ok(Endpoint {
             secure,
             host: host.to_owned(),
-            port: uri.port_u16().unwrap_or(if secure { 443 } else { 80 }),
+            port,
             prefix: path.strip_suffix("/v1").unwrap_or(path).to_owned(),
             model: None,
             api_key: None,
@@ -270,6 +281,12 @@ mod tests {
             ("", "http://HOST:PORT"),
             ("http://h:1/?x=1", "no query"),
             ("http://me:secret@h:1", "no user"),
+            ("http://h:99999", "from 1 to 65535"),
+            ("http://h:65536", "from 1 to 65535"),
+            ("http://h:abc", "from 1 to 65535"),
+            ("http://h:", "from 1 to 65535"),
+            ("http://h:0", "from 1 to 65535"),
+            ("http://[::1]:99999", "from 1 to 65535"),
         ] {
             let message = Endpoint::parse(text).unwrap_err().to_string();
             assert!(message.contains(part), "{text}: {message}");

@@ -174,6 +174,12 @@ impl Stages {
         let dir = writer.dir().display().to_string();
         self.progress
             .phase(format!("measuring; run directory: {dir}"));
+        // What a run that is killed from here on must still say of itself.
+        conditions
+            .frame
+            .schedule_sha256
+            .clone_from(&schedule.sha256);
+        conditions.frame.seed = self.settings.seed;
         writer.write_json(pb_bench::CONDITIONS_FILE, &conditions)?;
         let mut tally = conditions.tally().with_streams();
         let mut logs = Logs::new();
