@@ -49,7 +49,7 @@ fn kill_minus_nine_in_mid_run() {
     let mut waited = 0;
     while ended(&dir) < 5 {
         waited += 1;
-        assert!(waited < 600, "no request ended within a minute");
+        assert!(waited < 3_000, "no request ended within five minutes");
         std::thread::sleep(Duration::from_millis(100));
     }
     child.kill().expect("killed");
@@ -73,7 +73,7 @@ fn kill_minus_nine_in_mid_run() {
     // The engines' standard input closed with the harness: they stop by themselves.
     let marker = "serve --model synthetic-tiny --threads";
     let mut waited = 0;
-    while processes(marker) > 0 && waited < 100 {
+    while processes(marker) > 0 && waited < 600 {
         waited += 1;
         std::thread::sleep(Duration::from_millis(100));
     }

@@ -227,7 +227,7 @@ async fn shutting_down_lets_requests_end_and_refuses_new_ones() {
             tokio::task::yield_now().await;
         }
     };
-    tokio::time::timeout(Duration::from_secs(20), refused)
+    tokio::time::timeout(Duration::from_secs(60), refused)
         .await
         .expect("still accepting");
     late.stream.write_all(tail).await.unwrap();

@@ -15,7 +15,7 @@ use crate::fake_core::{Call, FakeCore, Stage, tokens};
 use crate::fake_text::FakeText;
 use crate::setup::{options, start};
 
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[tokio::test]
 async fn a_half_sent_body_is_not_waited_for_beyond_the_grace_period() {

@@ -154,8 +154,9 @@ fn a_server_that_never_answers_costs_one_timeout() {
         assert!(!tier.get(&key(0), &mut out).unwrap());
         assert_eq!(tier.leading(&[key(1), key(2)]), 0);
     }
+    // Every further operation waiting too would take four seconds.
     let waited_ms = (clock.now().0 - start.0) / 1_000_000;
-    assert!((90..1_000).contains(&waited_ms), "{waited_ms} ms");
+    assert!((90..3_000).contains(&waited_ms), "{waited_ms} ms");
 }
 
 #[test]
