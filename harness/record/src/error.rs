@@ -68,20 +68,16 @@ pub enum RecordError {
         /// Request.
         request: u64,
     },
-    /// Content events that do not stand where their request is.
+    /// A table lacks a column.
     #[error(
-        "{path}: content events of request {request} of arm {arm:?}, block {block}, stand apart \
-         from their request: sort both tables by arm, block and request"
+        "{path}: there is no column {column}: the table was cut or is of another program; take it \
+         from the run as it was written"
     )]
-    Order {
+    Column {
         /// The file.
         path: PathBuf,
-        /// Arm.
-        arm: String,
-        /// Block.
-        block: u32,
-        /// Request.
-        request: u64,
+        /// The column.
+        column: String,
     },
     /// A name that would leave the run directory.
     #[error("{0:?} is not a plain file name")]

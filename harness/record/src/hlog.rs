@@ -9,9 +9,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
+use base64::Engine;
 use hdrhistogram::Histogram;
-use hdrhistogram::serialization::V2DeflateSerializer;
-use hdrhistogram::serialization::interval_log::{IntervalLogWriterBuilder, Tag};
+use hdrhistogram::serialization::interval_log::{
+    IntervalLogIterator, IntervalLogWriterBuilder, LogEntry, Tag,
+};
+use hdrhistogram::serialization::{Deserializer, V2DeflateSerializer};
 use pb_contract::{Nanos, RequestRow, RequestStatus, TokenRow};
 use serde::{Deserialize, Serialize};
 
@@ -26,6 +29,15 @@ pub const LOWEST_NS: u64 = 1_000;
 pub const HIGHEST_NS: u64 = 3_600_000_000_000;
 /// Significant decimal digits.
 pub const DIGITS: u8 = 3;
+
+/// Files of the logs.
+const FILES: [&str; 5] = [
+    "ttft.hlog",
+    "itl.hlog",
+    "event_gap.hlog",
+    "tpot.hlog",
+    "e2e.hlog",
+];
 
 /// What went into a log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -134,9 +146,9 @@ impl Log {
     }
 }
 
-/// An arm as a tag, which has neither commas nor blanks.
+/// An arm as a tag, which has neither commas nor blanks nor control characters.
 fn tag(arm: &str) -> String {
-    let plain = |c: char| match c == ',' || c.is_whitespace() {
+    let plain = |c: char| match c == ',' || c.is_whitespace() || c.is_control() {
         true => '_',
         false => c,
     };
@@ -181,19 +193,29 @@ impl Logs {
         self.event_gap.add(row, gaps)
     }
 
+    fn named(&self) -> [(&'static str, &Log); 5] {
+        let [ttft, itl, event_gap, tpot, e2e] = FILES;
+        [
+            (ttft, &self.ttft),
+            (itl, &self.itl),
+            (event_gap, &self.event_gap),
+            (tpot, &self.tpot),
+            (e2e, &self.e2e),
+        ]
+    }
+
+    /// Values that were taken in, by the file of their metric.
+    pub fn values(&self) -> [(&'static str, u64); 5] {
+        self.named().map(|(name, log)| (name, log.counts.values))
+    }
+
     /// Writes `ttft.hlog`, `itl.hlog`, `event_gap.hlog`, `tpot.hlog` and `e2e.hlog`. `created` is
     /// when the run began, for people.
     ///
     /// # Errors
     /// Whatever the file system says.
     pub fn write(&self, dir: &Path, created: &str) -> Result<HlogReport, RecordError> {
-        for (name, log) in [
-            ("ttft.hlog", &self.ttft),
-            ("itl.hlog", &self.itl),
-            ("event_gap.hlog", &self.event_gap),
-            ("tpot.hlog", &self.tpot),
-            ("e2e.hlog", &self.e2e),
-        ] {
+        for (name, log) in self.named() {
             let path = dir.join(name);
             let bytes = log
                 .render(created)
@@ -208,6 +230,34 @@ impl Logs {
             e2e: self.e2e.counts,
         })
     }
+}
+
+/// Values in the log of each metric of a run directory, or what is wrong with the file. Metrics
+/// without a file are left out.
+pub fn values_in(dir: &Path) -> Vec<(&'static str, Result<u64, String>)> {
+    let counted = |name: &'static str| match std::fs::read(dir.join(name)) {
+        Ok(bytes) => Some((name, values_of(&bytes))),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => None,
+        Err(error) => Some((name, Err(error.to_string()))),
+    };
+    FILES.into_iter().filter_map(counted).collect()
+}
+
+fn values_of(log: &[u8]) -> Result<u64, String> {
+    let mut values = 0_u64;
+    for entry in IntervalLogIterator::new(log) {
+        let LogEntry::Interval(interval) = entry.map_err(|error| format!("{error:?}"))? else {
+            continue;
+        };
+        let encoded = base64::engine::general_purpose::STANDARD
+            .decode(interval.encoded_histogram())
+            .map_err(|error| error.to_string())?;
+        let histogram: Histogram<u64> = Deserializer::new()
+            .deserialize(&mut encoded.as_slice())
+            .map_err(|error| format!("{error:?}"))?;
+        values = values.saturating_add(histogram.len());
+    }
+    Ok(values)
 }
 
 /// Writes the logs of a run from its successful requests.

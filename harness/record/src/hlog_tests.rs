@@ -3,9 +3,6 @@
 
 use std::io::Read;
 
-use base64::Engine;
-use hdrhistogram::serialization::Deserializer;
-use hdrhistogram::serialization::interval_log::{IntervalLogIterator, LogEntry};
 use pb_contract::RequestId;
 
 use super::*;

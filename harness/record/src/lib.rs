@@ -10,12 +10,14 @@
 //!   requests.csv    one row a request, failures included
 //!   tokens.csv      one row a content event of a stream
 //!   steps.csv       one row an engine step, when the server tells
+//!   tables.json     rows, size and digest of each table, when the writer finished
 //!   ttft.hlog       HdrHistogram interval logs, derived from the rows; itl, event_gap, tpot and
 //!                   e2e beside it
 //!   *.json          whatever a later stage stores beside them (notes, verdict)
 //! ```
 
 pub mod atomic;
+pub mod check;
 pub mod error;
 pub mod hlog;
 mod lines;
@@ -24,13 +26,16 @@ pub mod reader;
 pub mod step;
 pub mod stream;
 pub mod table;
+pub mod tables;
 pub mod visible;
 pub mod writer;
 
 pub use atomic::{write_atomic, write_json_atomic};
+pub use check::{Fault, Findings};
 pub use error::RecordError;
 pub use reader::{RunData, RunReader};
 pub use step::StepRecord;
 pub use stream::{Record, RecordStream, read_rows};
-pub use visible::visible;
+pub use tables::{Receipts, TABLES_FILE, TableReceipt};
+pub use visible::{visible, wrapped};
 pub use writer::RunWriter;

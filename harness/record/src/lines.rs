@@ -37,6 +37,11 @@ impl<R: Read> WholeLines<R> {
         self.ended && self.whole < self.buffer.len()
     }
 
+    /// What the bytes come from.
+    pub(crate) fn inner(&self) -> &R {
+        &self.inner
+    }
+
     /// Reads on until there is a whole line more, or the end.
     fn fill(&mut self) -> std::io::Result<()> {
         self.buffer.drain(..self.given);

@@ -15,6 +15,7 @@ use serde::de::DeserializeOwned;
 use crate::error::RecordError;
 use crate::step::{FlatStep, StepRecord};
 use crate::table;
+use crate::tables::{Digesting, Receipts, TableReceipt, difference, receipts};
 use crate::writer::{MANIFEST, plain};
 
 /// Opens run directories.
@@ -45,6 +46,9 @@ pub struct RunData {
     pub orphan_tokens: u64,
     /// The first of these.
     pub first_orphan: Option<TokenRow>,
+    /// Tables that are not as the writer of a finished run left them, each with how; empty also
+    /// where the writer left no receipts.
+    pub changed_tables: Vec<String>,
     index: BTreeMap<Key, Range<usize>>,
 }
 
@@ -58,13 +62,18 @@ impl RunReader {
         let manifest = read_manifest(dir)?;
         let mut notes = Vec::new();
         let mut partial_lines = 0;
-        let requests = read_table(dir, table::REQUESTS, &mut notes, &mut partial_lines)?;
-        let tokens = read_table(dir, table::TOKENS, &mut notes, &mut partial_lines)?;
-        let flat: Vec<FlatStep> = read_table(dir, table::STEPS, &mut notes, &mut partial_lines)?;
+        let mut found = Receipts::new();
+        let mut told = (&mut notes, &mut partial_lines, &mut found);
+        let requests = read_table(dir, table::REQUESTS, &mut told)?;
+        let tokens = read_table(dir, table::TOKENS, &mut told)?;
+        let flat: Vec<FlatStep> = read_table(dir, table::STEPS, &mut told)?;
         let steps = flat.into_iter().map(StepRecord::from).collect();
         let mut data = RunData::from_parts(dir, manifest, requests, tokens, steps)?;
         data.notes.splice(0..0, notes);
         data.partial_lines = partial_lines;
+        if data.manifest.state != RunState::Running {
+            data.changed_tables = changed(dir, &found);
+        }
         Ok(data)
     }
 }
@@ -120,6 +129,7 @@ impl RunData {
             partial_lines: 0,
             orphan_tokens,
             first_orphan,
+            changed_tables: Vec::new(),
             index,
         };
         data.add_notes();
@@ -212,11 +222,13 @@ pub(crate) fn read_manifest(dir: &Path) -> Result<RunManifest, RecordError> {
     serde_json::from_slice(&bytes).map_err(|error| RecordError::json(&path, error))
 }
 
+/// What is told of the tables as they are read: notes, cut-off lines, what they hold.
+type Told<'a> = (&'a mut Vec<String>, &'a mut u64, &'a mut Receipts);
+
 fn read_table<T: DeserializeOwned>(
     dir: &Path,
     name: &str,
-    notes: &mut Vec<String>,
-    partial_lines: &mut u64,
+    (notes, partial_lines, found): &mut Told<'_>,
 ) -> Result<Vec<T>, RecordError> {
     let path = dir.join(name);
     let Some(bytes) = read_if_there(&path)? else {
@@ -225,10 +237,27 @@ fn read_table<T: DeserializeOwned>(
     };
     let table = table::decode(&bytes, &path)?;
     if table.partial {
-        *partial_lines += 1;
+        **partial_lines += 1;
         notes.push(format!("{name}: the last line was cut off and is left out"));
     }
+    let mut digesting = Digesting::default();
+    digesting.update(&bytes);
+    found.insert(name.to_owned(), digesting.receipt(table.rows.len() as u64));
     Ok(table.rows)
+}
+
+/// How the tables differ from the receipts of their writer.
+fn changed(dir: &Path, found: &Receipts) -> Vec<String> {
+    let left = match receipts(dir) {
+        Ok(Some(left)) => left,
+        Ok(None) => return Vec::new(),
+        Err(reason) => return vec![reason],
+    };
+    let differs = |(name, receipt): (&String, &TableReceipt)| match found.get(name) {
+        Some(found) => difference(name, found, receipt),
+        None => Some(format!("{name} is missing")),
+    };
+    left.iter().filter_map(differs).collect()
 }
 
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, RecordError> {

@@ -18,6 +18,42 @@ pub fn visible(text: &str) -> String {
     safe
 }
 
+/// The visible text broken between words into lines of at most `columns` characters, all but the
+/// first indented by `indent` spaces. A word that is longer than a line is cut.
+pub fn wrapped(text: &str, columns: usize, indent: usize) -> Vec<String> {
+    let columns = columns.max(indent + 1);
+    let (mut done, mut line, mut used) = (Vec::new(), String::new(), 0);
+    let clean = visible(text);
+    for word in clean.split_whitespace() {
+        let mut rest: &str = word;
+        loop {
+            let start = if done.is_empty() { 0 } else { indent };
+            let gap = usize::from(used > start);
+            let length = rest.chars().count();
+            if used + gap + length <= columns {
+                line.push_str(&" ".repeat(gap));
+                line.push_str(rest);
+                used += gap + length;
+                break;
+            }
+            if used <= start {
+                let room = columns - used;
+                let at = rest
+                    .char_indices()
+                    .nth(room)
+                    .map_or(rest.len(), |(at, _)| at);
+                line.push_str(&rest[..at]);
+                rest = &rest[at..];
+            }
+            done.push(std::mem::take(&mut line));
+            line = " ".repeat(indent);
+            used = indent;
+        }
+    }
+    done.push(line);
+    done
+}
+
 /// Whether a character acts on the text around it instead of showing itself.
 fn hides(character: char) -> bool {
     let bidirectional = matches!(
@@ -31,6 +67,17 @@ fn hides(character: char) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn lines_never_exceed_the_width() {
+        let text = format!("a bb {} c", "x".repeat(25));
+        let lines = wrapped(&text, 10, 0);
+        assert_eq!(lines, ["a bb", "xxxxxxxxxx", "xxxxxxxxxx", "xxxxx c"]);
+        let lines = wrapped("note: one two three \u{1b} four", 12, 2);
+        assert_eq!(lines, ["note: one", "  two three", "  \\u{1b}", "  four"]);
+        assert_eq!(wrapped("", 10, 2), [""]);
+        assert_eq!(wrapped("abcdefg", 0, 4), ["abcde", "    f", "    g"]);
+    }
 
     #[test]
     fn controls_and_overrides_are_shown_by_code() {

@@ -16,6 +16,7 @@ use crate::atomic::{write_atomic, write_json_atomic};
 use crate::error::RecordError;
 use crate::step::{FlatStep, STEP_COLUMNS};
 use crate::table;
+use crate::tables::{Digesting, Receipts, TABLES_FILE};
 
 /// Name of the manifest.
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -25,6 +26,8 @@ pub(crate) const MANIFEST: &str = "manifest.json";
 struct Appender {
     path: PathBuf,
     file: File,
+    digesting: Digesting,
+    rows: u64,
 }
 
 impl Appender {
@@ -34,7 +37,12 @@ impl Appender {
             .create_new(true)
             .open(&path)
             .map_err(RecordError::io("create", &path))?;
-        let mut appender = Appender { path, file };
+        let mut appender = Appender {
+            path,
+            file,
+            digesting: Digesting::default(),
+            rows: 0,
+        };
         appender.append(table::header(columns).as_bytes())?;
         Ok(appender)
     }
@@ -42,7 +50,9 @@ impl Appender {
     fn append(&mut self, bytes: &[u8]) -> Result<(), RecordError> {
         self.file
             .write_all(bytes)
-            .map_err(RecordError::io("append to", &self.path))
+            .map_err(RecordError::io("append to", &self.path))?;
+        self.digesting.update(bytes);
+        Ok(())
     }
 
     fn rows<T: Serialize>(&mut self, rows: &[T]) -> Result<(), RecordError> {
@@ -50,7 +60,9 @@ impl Appender {
             return Ok(());
         }
         let bytes = table::encode(rows, &self.path)?;
-        self.append(&bytes)
+        self.append(&bytes)?;
+        self.rows += rows.len() as u64;
+        Ok(())
     }
 
     fn sync(&self) -> Result<(), RecordError> {
@@ -158,14 +170,22 @@ impl RunWriter {
         write_atomic(&plain(&self.dir, name)?, text.as_bytes())
     }
 
-    /// Makes everything durable and writes the manifest in its final state.
+    /// Makes everything durable and writes what the tables hold, then the manifest in its final
+    /// state.
     ///
     /// # Errors
     /// Whatever the file system says.
     pub fn finish(mut self, state: RunState) -> Result<RunManifest, RecordError> {
-        for table in [&self.requests, &self.tokens, &self.steps] {
+        let mut receipts = Receipts::new();
+        for (name, table) in [
+            (table::REQUESTS, &self.requests),
+            (table::TOKENS, &self.tokens),
+            (table::STEPS, &self.steps),
+        ] {
             table.sync()?;
+            receipts.insert(name.to_owned(), table.digesting.receipt(table.rows));
         }
+        self.write_json(TABLES_FILE, &receipts)?;
         self.update_manifest(|manifest| manifest.state = state)?;
         Ok(self.manifest)
     }

@@ -212,6 +212,32 @@ fn wrong_directories_say_what_to_do() {
     ));
 }
 
+/// A finished run whose tables are changed afterwards, one after the other.
+#[test]
+fn a_table_that_is_not_as_it_was_written_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path()).finish(RunState::Complete).unwrap();
+    let changed = || RunReader::open(dir.path()).unwrap().changed_tables;
+    assert_eq!(changed(), [""; 0]);
+    for (file, from, to) in [
+        ("requests.csv", "background", "foreground"),
+        ("tokens.csv", "A,0,1,2,1400000000,1\n", ""),
+        ("steps.csv", "B,4,0,5,", "B,4,0,6,"),
+    ] {
+        let path = dir.path().join(file);
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&path, text.replacen(from, to, 1)).unwrap();
+        let told = changed();
+        assert!(told.len() == 1 && told[0].starts_with(file), "{told:?}");
+        fs::write(&path, text).unwrap();
+    }
+    fs::remove_file(dir.path().join("steps.csv")).unwrap();
+    assert_eq!(changed(), ["steps.csv is missing"]);
+    fs::remove_file(dir.path().join("tables.json")).unwrap();
+    assert_eq!(changed(), [""; 0]);
+}
+
 #[test]
 fn two_rows_for_one_request_are_an_error() {
     let dir = tempfile::tempdir().unwrap();

@@ -2,9 +2,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
 
 use pb_contract::TokenRow;
-use pb_record::{Record, RecordError, RecordStream, RunReader, RunWriter, read_rows};
+use pb_contract::manifest::RunState;
+use pb_record::{
+    Fault, Findings, Receipts, Record, RecordError, RecordStream, RunReader, RunWriter, read_rows,
+};
 use proptest::prelude::*;
 
 use crate::common::{manifest, row, tokens};
@@ -74,8 +78,15 @@ fn events_of_a_request_that_never_ended_are_left_out_and_told() {
     );
 }
 
+/// The findings of a run, read to its end.
+fn findings(dir: &Path) -> Findings {
+    let mut stream = RecordStream::open(dir).unwrap();
+    while stream.next_record().unwrap().is_some() {}
+    stream.findings().clone()
+}
+
 #[test]
-fn tables_in_different_orders_and_double_requests_are_refused() {
+fn tables_in_different_orders_and_double_requests_are_told() {
     let dir = tempfile::tempdir().unwrap();
     write(dir.path());
     replace(dir.path(), "tokens.csv", |text| {
@@ -83,9 +94,11 @@ fn tables_in_different_orders_and_double_requests_are_refused() {
         lines[1..].reverse();
         lines.join("\n") + "\n"
     });
-    let error = read(dir.path()).unwrap_err();
-    assert!(matches!(error, RecordError::Order { .. }), "{error}");
-    assert!(error.to_string().contains("sort both tables"), "{error}");
+    // The event of the last request comes first; those of the first one come too late.
+    assert_eq!(findings(dir.path()).count(Fault::DisplacedTokens), 2);
+    let (records, _) = read(dir.path()).unwrap();
+    let events: Vec<usize> = records.iter().map(|record| record.tokens.len()).collect();
+    assert_eq!(events, [0, 0, 1]);
 
     let dir = tempfile::tempdir().unwrap();
     write(dir.path());
@@ -93,11 +106,65 @@ fn tables_in_different_orders_and_double_requests_are_refused() {
         let last = text.lines().last().unwrap().to_owned();
         format!("{text}{last}\n")
     });
-    let error = read(dir.path()).unwrap_err();
+    assert_eq!(read(dir.path()).unwrap().0.len(), 3);
+    let found = findings(dir.path());
+    assert_eq!(found.count(Fault::DuplicateRequest), 1);
     assert!(
-        matches!(error, RecordError::Duplicate { request: 1, .. }),
-        "{error}"
+        found
+            .reasons()
+            .concat()
+            .contains("request 1 of arm \"A\", block 0"),
+        "{found:?}"
     );
+}
+
+/// Of a thousand faults the reason names two and counts the others.
+#[test]
+fn a_reason_does_not_grow_with_the_number_of_faults() {
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path());
+    replace(dir.path(), "tokens.csv", |text| {
+        let more = (0..1_000).map(|n| format!("A,0,2,{n},\u{1b}[2J,1\n"));
+        text + &more.collect::<String>()
+    });
+    let found = findings(dir.path());
+    assert_eq!(found.count(Fault::UnreadableRow), 1_000);
+    let reasons = found.reasons();
+    assert_eq!(reasons.len(), 1, "{reasons:?}");
+    assert!(
+        reasons[0].ends_with("; and 998 more") && reasons[0].len() < 500,
+        "{reasons:?}"
+    );
+    assert!(!reasons[0].contains('\u{1b}'), "{reasons:?}");
+}
+
+/// What a finished writer left in its tables.
+#[test]
+fn the_receipts_of_the_tables_are_those_of_their_bytes() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = RunWriter::create(dir.path(), manifest()).unwrap();
+    writer
+        .request(&row(2), &tokens(2, &[(200, 4), (400, 1)]))
+        .unwrap();
+    writer.finish(RunState::Complete).unwrap();
+    let text = fs::read(dir.path().join("tables.json")).unwrap();
+    let receipts: Receipts = serde_json::from_slice(&text).unwrap();
+    let rows: Vec<u64> = receipts.values().map(|table| table.rows).collect();
+    assert_eq!(rows, [1, 0, 2], "{receipts:?}");
+    for (name, receipt) in &receipts {
+        let path = dir.path().join(name);
+        assert_eq!(receipt.bytes, fs::metadata(&path).unwrap().len(), "{name}");
+        // By another program, where there is one.
+        if let Ok(output) = Command::new("sha256sum").arg(&path).output() {
+            let printed = String::from_utf8(output.stdout).unwrap();
+            assert_eq!(
+                printed.split(' ').next(),
+                Some(receipt.sha256.as_str()),
+                "{name}"
+            );
+        }
+    }
+    assert!(findings(dir.path()).is_empty());
 }
 
 #[test]
@@ -125,18 +192,16 @@ fn columns_of_others_are_ignored_and_wrong_values_are_named() {
         replace(dir.path(), "tokens.csv", |text| {
             text.replace("1,0,1200000000,1", &format!("1,0,{bad},1"))
         });
-        match read(dir.path()) {
-            Ok((records, _)) => {
-                assert!(fits, "{bad}");
-                assert_eq!(records[2].tokens[0].at_ns.0, 1 << 63);
-            }
-            Err(error) => {
-                let text = error.to_string();
-                assert!(
-                    !fits && text.contains("at_ns") && text.contains("line 4"),
-                    "{text}"
-                );
-            }
+        let (records, _) = read(dir.path()).unwrap();
+        let found = findings(dir.path());
+        assert_eq!(found.count(Fault::UnreadableRow), u64::from(!fits), "{bad}");
+        let said = found.reasons().concat();
+        match fits {
+            true => assert_eq!(records[2].tokens[0].at_ns.0, 1 << 63),
+            false => assert!(
+                said.contains("column at_ns") && said.contains("line 4"),
+                "{said}"
+            ),
         }
     }
 }

@@ -26,7 +26,7 @@ pub(super) fn checks(data: &RunData, notes: &RunNotes) -> Vec<Check> {
         let held = fault.is_none();
         check(name, held, fault.unwrap_or_else(|| counted(rows)), limit)
     };
-    vec![
+    let mut checks = vec![
         judged(
             "manifest.json names what ran",
             cells::fault(data),
@@ -46,7 +46,19 @@ pub(super) fn checks(data: &RunData, notes: &RunNotes) -> Vec<Check> {
             "events 0, 1, 2, ... in order, from the first to the last token, with their sum",
         ),
         steps_check(data, notes),
-    ]
+    ];
+    // A writer that left no receipts is no condition of a run.
+    if !data.changed_tables.is_empty() {
+        let found = data.changed_tables.join("; ");
+        let limit = "rows, size and sha256 of each table as in tables.json";
+        checks.push(check(
+            "tables are as they were written",
+            false,
+            found,
+            limit,
+        ));
+    }
+    checks
 }
 
 fn steps_check(data: &RunData, notes: &RunNotes) -> Check {

@@ -351,6 +351,18 @@ fn the_manifest_names_every_cell() {
 }
 
 #[test]
+fn a_table_that_was_changed_after_the_run_voids_it() {
+    let mut run = data(&Shape::default());
+    run.changed_tables = vec!["requests.csv: 3 rows, 9 bytes".to_owned()];
+    let verdict = judge(&run, &notes());
+    assert_names(
+        &verdict,
+        "tables are as they were written",
+        "requests.csv: 3 rows",
+    );
+}
+
+#[test]
 fn nothing_compared_is_no_pass() {
     let run = data(&Shape::default());
     let verdict = judge(&run, &RunNotes::default());

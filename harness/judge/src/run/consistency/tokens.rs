@@ -2,6 +2,7 @@
 
 use pb_contract::{RequestRow, TokenRow};
 use pb_record::RunData;
+use pb_record::check::events_fault;
 
 use crate::run::validity::ended_well;
 
@@ -17,7 +18,7 @@ pub(super) fn fault(data: &RunData) -> Option<String> {
     }
     data.requests.iter().find_map(|row| {
         let events = data.tokens_of(row);
-        let fault = events_fault(events).or_else(|| {
+        let fault = events_fault(events).map(|(_, what)| what).or_else(|| {
             if ended_well(row) {
                 row_fault(row, events)
             } else {
@@ -26,27 +27,6 @@ pub(super) fn fault(data: &RunData) -> Option<String> {
         });
         fault.map(|what| format!("tokens.csv: {} of {}", what, super::place(row)))
     })
-}
-
-/// Numbers, times and counts of the events by themselves.
-fn events_fault(events: &[TokenRow]) -> Option<String> {
-    for (index, event) in events.iter().enumerate() {
-        let number = event.event;
-        let previous = index.checked_sub(1).map(|before| &events[before]);
-        if previous.is_some_and(|previous| previous.event == number) {
-            return Some(format!("two rows of event {number}"));
-        }
-        if number as usize != index {
-            return Some(format!("no event {index}, but an event {number}"));
-        }
-        if event.tokens == 0 {
-            return Some(format!("no token in event {number}"));
-        }
-        if previous.is_some_and(|previous| event.at_ns < previous.at_ns) {
-            return Some(format!("a time that runs backwards at event {number}"));
-        }
-    }
-    None
 }
 
 /// Ends and sum of the events against the row of a request that ended well.
