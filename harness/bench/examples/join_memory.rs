@@ -8,69 +8,19 @@
 use std::path::{Path, PathBuf};
 
 use pb_bench::files::{JoinOptions, join, read};
-use pb_bench::{CONDITIONS_FILE, Conditions, Frame, Shard};
-use pb_contract::manifest::{Machine, ModelReceipt, RUN_SCHEMA_VERSION, RunState, ToolVersion};
-use pb_contract::{Nanos, RequestId, RequestRow, RequestStatus, RunManifest, TokenRow};
-use pb_record::{RecordError, RunWriter};
+use pb_bench::sample;
+use pb_bench::{Conditions, Frame, Shard};
+use pb_contract::Nanos;
+use pb_contract::manifest::RunState;
+use pb_record::RecordError;
 
 const MS: u64 = 1_000_000;
 
-fn manifest() -> RunManifest {
-    RunManifest {
-        schema_version: RUN_SCHEMA_VERSION,
-        kind: "bench".into(),
-        state: RunState::Running,
-        created: "2030-01-01T00:00:00Z".into(),
-        command: Vec::new(),
-        tool: ToolVersion::default(),
-        machine: Machine::default(),
-        model: ModelReceipt::default(),
-        seed: 1,
-        schedule_sha256: Default::default(),
-        arms: Vec::new(),
-        order: Vec::new(),
-        workload: serde_json::Value::Null,
-    }
-}
-
-/// A request of `tokens` tokens with gaps that all differ.
-fn record(id: u64, tokens: u32) -> (RequestRow, Vec<TokenRow>) {
-    let intended = Nanos(1_000 * MS + id * MS);
-    let at = |event: u32| intended + Nanos(50 * MS + u64::from(event) * (10 * MS + id % 1_000));
-    let token = |event| TokenRow {
-        arm: "target".into(),
-        block: 0,
-        request: RequestId(id),
-        event,
-        at_ns: at(event),
-        tokens: 1,
-    };
-    let last = at(tokens.saturating_sub(1));
-    let row = RequestRow {
-        arm: "target".into(),
-        block: 0,
-        request: RequestId(id),
-        class: "random".into(),
-        intended_ns: intended,
-        sent_ns: Some(intended + Nanos(20_000)),
-        headers_ns: Some(intended + Nanos(MS)),
-        first_event_ns: Some(at(0)),
-        first_token_ns: Some(at(0)),
-        last_token_ns: Some(last),
-        closed_ns: Some(last),
-        status: RequestStatus::Ok,
-        fail: None,
-        http_status: Some(200),
-        fail_message: None,
-        finish_reason: Some("length".into()),
-        prompt_tokens_planned: 128,
-        prompt_tokens: Some(128),
-        cached_tokens: Some(0),
-        max_tokens: tokens,
-        completion_tokens: Some(tokens),
-        streamed_tokens: tokens,
-    };
-    (row, (0..tokens).map(token).collect())
+/// A request of `tokens` tokens with gaps that differ from request to request.
+fn record(id: u64, tokens: u32) -> sample::Sample {
+    let after = |event| Nanos(50 * MS + u64::from(event) * (10 * MS + id % 1_000));
+    let events: Vec<(Nanos, u32)> = (0..tokens).map(|event| (after(event), 1)).collect();
+    sample::record(id, Nanos(1_000 * MS + id * MS), &events)
 }
 
 fn write(dir: &Path, index: u32, requests: u64, tokens: u32) -> Result<PathBuf, RecordError> {
@@ -83,13 +33,9 @@ fn write(dir: &Path, index: u32, requests: u64, tokens: u32) -> Result<PathBuf, 
         shard: Some(Shard { index, of: 2 }),
         ..Conditions::default()
     };
-    let mut writer = RunWriter::create(&path, manifest())?;
-    writer.write_json(CONDITIONS_FILE, &conditions)?;
-    for id in (u64::from(index)..requests).step_by(2) {
-        let (row, events) = record(id, tokens);
-        writer.request(&row, &events)?;
-    }
-    writer.finish(RunState::Complete)?;
+    let mine = (u64::from(index)..requests).step_by(2);
+    let records = mine.map(|id| record(id, tokens));
+    sample::write(&path, &conditions, records, Some(RunState::Complete))?;
     Ok(path)
 }
 

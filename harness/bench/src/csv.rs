@@ -170,13 +170,11 @@ impl Table {
     }
 }
 
-/// A field that stays one field whatever is in it.
+/// A field that stays one field and drives no terminal, whatever is in it.
 fn quoted(field: &str) -> String {
-    if field.contains([',', '"', '\n', '\r']) {
-        return format!(
-            "\"{}\"",
-            field.replace('"', "\"\"").replace(['\n', '\r'], " ")
-        );
+    let field = pb_record::visible(field);
+    if field.contains([',', '"']) {
+        return format!("\"{}\"", field.replace('"', "\"\""));
     }
-    field.to_owned()
+    field
 }

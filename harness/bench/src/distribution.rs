@@ -87,6 +87,11 @@ impl Distribution {
         self.n
     }
 
+    /// The samples that are there once, ascending.
+    pub(crate) fn singles(&self) -> &[u64] {
+        &self.singles
+    }
+
     /// No samples.
     pub fn is_empty(&self) -> bool {
         self.n == 0

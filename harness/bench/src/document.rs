@@ -138,20 +138,21 @@ pub struct Class {
 impl Class {
     fn of(part: Part<'_>) -> Class {
         let counts = Counts::of(part.rows());
+        let gaps = part.gap_figures();
         Class {
             counts,
             failures: failures(part.rows()),
             ttft_ms: part.latency(|m| m.ttft_ns).spread(),
             ttfr_ms: part.latency(|m| m.ttfr_ns).spread(),
             service_ttft_ms: part.latency(|m| m.service_ttft_ns).spread(),
-            itl_ms: part.itl().spread(),
-            event_gap_ms: part.event_gaps().spread(),
+            itl_ms: gaps.itl,
+            event_gap_ms: gaps.event_gap,
             tpot_ms: part.latency(|m| m.tpot_ns).spread(),
             e2e_ms: part.latency(|m| m.e2e_ns).spread(),
             close_ms: part.latency(|m| m.close_ns).spread(),
             // A run in which nothing was answered has no percentiles.
             driver_lag_ms: part.driver_lag().spread().filter(|_| counts.ok > 0),
-            stalls: part.stalls(),
+            stalls: gaps.stalls,
             tokens: part.tokens(),
             goodput_share: part.good().and_then(|good| share(good, counts.offered)),
             offered: Offered::of(part),
@@ -203,7 +204,7 @@ impl Document {
             rates: Rates::of(tally, &all.counts, &window),
             hidden_tokens: hidden_tokens(tally),
             length_controlled: length_controlled(tally),
-            classes: classes(tally),
+            classes: classes(tally, &all),
             cache: CacheView::of(&frame.cache, tally, conditions.server.as_ref()),
             workload: Workload::of(&conditions.workload, tally),
             warnings: warnings(tally, &all, &load, conditions),
@@ -238,16 +239,19 @@ impl Document {
     pub fn exit_code(&self) -> u8 {
         let met = self.gates.iter().all(|gate| gate.pass);
         match (self.counts.ok, self.validity.valid, met) {
-            (0, ..) => 1,
+            (0, ..) if self.counts.offered > 0 => 1,
             (_, false, _) => 3,
             (_, true, met) => u8::from(!met),
         }
     }
 }
 
-fn classes(tally: &Tally) -> BTreeMap<String, Class> {
-    let names = tally.classes().into_iter();
-    names
-        .map(|name| (name.clone(), Class::of(tally.class(&name))))
-        .collect()
+fn classes(tally: &Tally, all: &Class) -> BTreeMap<String, Class> {
+    let names = tally.classes();
+    let of = |name: &str| match names.len() {
+        // The only class has the numbers of the whole.
+        1 => all.clone(),
+        _ => Class::of(tally.class(name)),
+    };
+    names.iter().map(|name| (name.clone(), of(name))).collect()
 }

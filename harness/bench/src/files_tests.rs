@@ -2,43 +2,17 @@
 
 use std::fs;
 
-use pb_contract::manifest::{Machine, ModelReceipt, RUN_SCHEMA_VERSION, ToolVersion};
-use pb_contract::{RequestRow, TokenRow};
 use proptest::prelude::*;
 
 use super::*;
 use crate::conditions::Shard;
+use crate::sample::{self, Sample};
 use crate::tests::{MS, failed, frame, request, under, worked};
 
-type Records = Vec<(RequestRow, Vec<TokenRow>)>;
-
-fn manifest() -> RunManifest {
-    RunManifest {
-        schema_version: RUN_SCHEMA_VERSION,
-        kind: "bench".into(),
-        state: RunState::Running,
-        created: "2030-01-01T00:00:00Z".into(),
-        command: Vec::new(),
-        tool: ToolVersion::default(),
-        machine: Machine::default(),
-        model: ModelReceipt::default(),
-        seed: 1,
-        schedule_sha256: Default::default(),
-        arms: Vec::new(),
-        order: Vec::new(),
-        workload: serde_json::Value::Null,
-    }
-}
+type Records = Vec<Sample>;
 
 fn write(dir: &Path, conditions: &Conditions, records: &Records, state: Option<RunState>) {
-    let mut writer = RunWriter::create(dir, manifest()).unwrap();
-    writer.write_json(CONDITIONS_FILE, conditions).unwrap();
-    for (row, tokens) in records {
-        writer.request(row, tokens).unwrap();
-    }
-    if let Some(state) = state {
-        writer.finish(state).unwrap();
-    }
+    sample::write(dir, conditions, records.iter().cloned(), state).unwrap();
 }
 
 fn with_objective() -> Conditions {
@@ -96,6 +70,7 @@ fn row_34_a_killed_run_keeps_what_had_ended_and_says_so() {
     );
     assert_eq!(run.document.window.start_ns, Nanos(1000 * MS));
     assert_eq!(run.notes.len(), 4, "{:?}", run.notes);
+    assert!(run.findings.is_empty(), "{:?}", run.findings);
 }
 
 #[test]

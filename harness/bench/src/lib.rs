@@ -14,6 +14,7 @@
 //! ```
 
 pub mod calibration;
+mod check;
 pub mod conditions;
 pub mod csv;
 pub mod distribution;
@@ -29,6 +30,7 @@ pub mod merge;
 #[cfg(test)]
 mod numbered;
 pub mod offered;
+pub mod sample;
 #[cfg(test)]
 mod schema;
 pub mod select;

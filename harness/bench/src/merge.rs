@@ -8,7 +8,7 @@ use pb_contract::manifest::RunState;
 use pb_contract::{Nanos, RequestRow, TokenRow};
 
 use crate::conditions::{
-    Cache, Conditions, Connections, Frame, Identity, LoadFacts, Shard, ShardNote,
+    Cache, Conditions, Connections, Frame, Identity, LoadFacts, Shard, ShardNote, WorkloadFacts,
 };
 
 /// What is known of a shard before its rows are read.
@@ -39,7 +39,11 @@ pub enum MergeError {
         name: String,
     },
     /// A setting differs.
-    #[error("{name}: {key} = {found}, but {first} has {expected}: join shards of one run only")]
+    #[error(
+        "{name}: {key} = {}, but {first} has {}: join shards of one run only",
+        pb_record::visible(.found),
+        pb_record::visible(.expected)
+    )]
     Differs {
         /// The run.
         name: String,
@@ -163,7 +167,10 @@ pub fn merge(inputs: &[ShardInput], allow_partial: bool) -> Result<Merged, Merge
     })
 }
 
-const fn state_name(state: RunState) -> &'static str {
+/// Key of the workload's detail that a run adds when it has ended.
+const COVERED: &str = "long_prompts_covered";
+
+pub(crate) const fn state_name(state: RunState) -> &'static str {
     match state {
         RunState::Running => "running",
         RunState::Complete => "complete",
@@ -220,8 +227,17 @@ fn settings(input: &ShardInput) -> [(&'static str, String); 10] {
         ("cache state", c.frame.cache.state.to_owned()),
         ("identity", json(serde_json::to_string(&identity))),
         ("load", json(serde_json::to_string(&load))),
-        ("workload", json(serde_json::to_string(&c.workload))),
+        ("workload", json(serde_json::to_string(&workload(c)))),
     ]
+}
+
+/// What the workload is, without what one part found of it when it ran.
+fn workload(conditions: &Conditions) -> WorkloadFacts {
+    let mut facts = conditions.workload.clone();
+    if let Some(detail) = facts.detail.as_object_mut() {
+        detail.remove(COVERED);
+    }
+    facts
 }
 
 fn same_settings(first: &ShardInput, input: &ShardInput) -> Result<(), MergeError> {
@@ -297,6 +313,7 @@ fn joined(parts: &[(Shard, &ShardInput)], offsets: &[Offset], missing: &[String]
             connections: connections(all().map(|c| c.load.connections)),
             ..first.conditions.load.clone()
         },
+        workload: workload(&first.conditions),
         calibration: None,
         server: None,
         interrupted: all().any(|c| c.interrupted),

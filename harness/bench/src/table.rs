@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use pb_record::metrics::Bundle;
-use pb_record::visible;
+use pb_record::{visible, wrapped};
 
 use crate::distribution::{Distribution, Spread};
 use crate::document::Document;
@@ -17,10 +17,13 @@ const ABSENT: &str = "-";
 /// Widest line, in characters.
 const WIDTH: usize = 100;
 
+/// Of the further lines of a long note or reason.
+const INDENT: usize = 2;
+
 /// Percentile columns that fit beside the name, the count and the mean.
 const COLUMNS: usize = 6;
 
-/// The document as a table, at most 100 columns wide but for reasons and paths.
+/// The document as a table, at most 100 columns wide.
 pub fn text(document: &Document) -> String {
     let mut lines = heads(document);
     lines.push(format!(
@@ -107,17 +110,21 @@ fn finish(document: &Document, mut lines: Vec<String>) -> String {
     lines.extend(class_lines(document));
     lines.extend(totals(document));
     lines.extend(more(document));
-    lines.extend(
-        document
-            .warnings
-            .iter()
-            .map(|w| format!("note: {}", visible(w))),
-    );
-    lines.push(validity(document));
+    let notes = document.warnings.iter();
+    lines.extend(notes.flat_map(|note| wrapped(&format!("note: {note}"), WIDTH, INDENT)));
+    lines.extend(validity(document));
     let mut out = String::new();
     for line in &lines {
-        // Writing into a String cannot fail.
-        let _ = writeln!(out, "{}", line.trim_end());
+        let line = visible(line);
+        // A table is narrower; what is longer holds a text from elsewhere.
+        let lines = match line.chars().count() > WIDTH {
+            true => wrapped(&line, WIDTH, INDENT),
+            false => vec![line],
+        };
+        for line in lines {
+            // Writing into a String cannot fail.
+            let _ = writeln!(out, "{}", line.trim_end());
+        }
     }
     out.pop();
     out
@@ -304,15 +311,16 @@ fn more(document: &Document) -> Vec<String> {
         "schedule sha256 {}, seed {}",
         document.schedule_sha256, document.seed
     ));
-    debug_assert!(lines.iter().all(|line| line.chars().count() <= WIDTH + 30));
     lines
 }
 
-fn validity(document: &Document) -> String {
+fn validity(document: &Document) -> Vec<String> {
     let validity = &document.validity;
     if validity.valid {
-        return "valid".to_owned();
+        return vec!["valid".to_owned()];
     }
-    let reasons = validity.reasons.iter().map(|reason| visible(reason));
-    format!("NOT VALID: {}", reasons.collect::<Vec<_>>().join("; "))
+    let mut lines = vec!["NOT VALID:".to_owned()];
+    let reasons = validity.reasons.iter();
+    lines.extend(reasons.flat_map(|reason| wrapped(&format!("- {reason}"), WIDTH, INDENT)));
+    lines
 }

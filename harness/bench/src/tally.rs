@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use pb_contract::{Nanos, RequestRow, RequestStatus, TokenRow};
 use pb_record::metrics::{Bundle, Repeated, RequestMetrics, event_gaps, request_metrics};
-use pb_stats::{StallRule, stalls};
+use pb_stats::{StallRule, stalls_of_sorted};
 use serde::{Deserialize, Serialize};
 
 use crate::distribution::{Distribution, Spread, ms};
@@ -36,6 +36,28 @@ pub struct Stalls {
     pub threshold_ms: Option<f64>,
     /// The longest gap among them, in ms.
     pub longest_ms: Option<f64>,
+}
+
+impl Stalls {
+    /// Among event gaps, each of which is there once.
+    fn of(gaps: &Distribution) -> Stalls {
+        let found = stalls_of_sorted(gaps.singles(), StallRule::default());
+        let any = found.gaps > 0;
+        Stalls {
+            count: any.then_some(found.count),
+            total_ms: any.then(|| ms(found.total_ns)),
+            share: found.time_share,
+            threshold_ms: found.threshold_ns.map(ms),
+            longest_ms: found.longest_ns.map(ms),
+        }
+    }
+}
+
+/// What is said of the gaps between the events of a part.
+pub(crate) struct GapFigures {
+    pub(crate) itl: Option<Spread>,
+    pub(crate) event_gap: Option<Spread>,
+    pub(crate) stalls: Stalls,
 }
 
 /// Token counts over the requests that ended well, by the three rules that tools count by.
@@ -85,25 +107,9 @@ impl Gaps {
         self.events += tokens.len() as u64;
     }
 
-    fn join(&mut self, other: &Gaps) {
-        self.singles.extend(&other.singles);
-        self.bundles.extend(&other.bundles);
-        self.bundled.0 = self.bundled.0.saturating_add(other.bundled.0);
-        self.bundled.1 = self.bundled.1.saturating_add(other.bundled.1);
-        self.events += other.events;
-    }
-
-    fn event_gaps(&self) -> Vec<u64> {
-        let bundles = self.bundles.iter().map(|&(gap, _)| gap);
-        self.singles.iter().copied().chain(bundles).collect()
-    }
-
-    fn itl(&self, rule: Bundle) -> Distribution {
-        let runs = self
-            .bundles
-            .iter()
-            .flat_map(|&(gap, tokens)| spread(gap, tokens, rule));
-        Distribution::with_runs(self.singles.clone(), runs.collect())
+    /// Gaps, whatever came after them.
+    fn len(&self) -> usize {
+        self.singles.len() + self.bundles.len()
     }
 }
 
@@ -355,13 +361,11 @@ impl<'a> Part<'a> {
         self.rows().filter(|row| row.status == RequestStatus::Ok)
     }
 
-    fn gaps(self) -> Gaps {
-        let of_class = |name: &str| self.class.is_none_or(|class| name == class);
-        let mut all = Gaps::default();
-        for (_, gaps) in self.tally.gaps.iter().filter(|(name, _)| of_class(name)) {
-            all.join(gaps);
-        }
-        all
+    fn gaps(self) -> impl Iterator<Item = &'a Gaps> + Clone {
+        let of_class = move |name: &str| self.class.is_none_or(|class| name == class);
+        let all = self.tally.gaps.iter();
+        all.filter(move |(name, _)| of_class(name))
+            .map(|(_, gaps)| gaps)
     }
 
     /// One latency of every request that ended well and has it.
@@ -378,24 +382,46 @@ impl<'a> Part<'a> {
 
     /// Token latencies.
     pub fn itl(self) -> Distribution {
-        self.gaps().itl(self.tally.rule)
+        let length = self.gaps().map(|gaps| gaps.singles.len()).sum();
+        let mut singles = Vec::with_capacity(length);
+        for gaps in self.gaps() {
+            singles.extend_from_slice(&gaps.singles);
+        }
+        let bundles = self.gaps().flat_map(|gaps| &gaps.bundles);
+        let runs = bundles.flat_map(|&(gap, tokens)| spread(gap, tokens, self.tally.rule));
+        Distribution::with_runs(singles, runs.collect())
     }
 
     /// Gaps between events with tokens.
     pub fn event_gaps(self) -> Distribution {
-        Distribution::of(self.gaps().event_gaps())
+        let mut all = Vec::with_capacity(self.gaps().map(Gaps::len).sum());
+        for gaps in self.gaps() {
+            all.extend_from_slice(&gaps.singles);
+            all.extend(gaps.bundles.iter().map(|&(gap, _)| gap));
+        }
+        Distribution::of(all)
     }
 
     /// Stalls among the gaps.
     pub fn stalls(self) -> Stalls {
-        let found = stalls(&self.gaps().event_gaps(), StallRule::default());
-        let any = found.gaps > 0;
-        Stalls {
-            count: any.then_some(found.count),
-            total_ms: any.then(|| ms(found.total_ns)),
-            share: found.time_share,
-            threshold_ms: found.threshold_ns.map(ms),
-            longest_ms: found.longest_ns.map(ms),
+        Stalls::of(&self.event_gaps())
+    }
+
+    /// What is said of the gaps. They are the bulk of a run, so no more than one sorted copy of
+    /// them is there at a time.
+    pub(crate) fn gap_figures(self) -> GapFigures {
+        let events = self.event_gaps();
+        let (event_gap, stalls) = (events.spread(), Stalls::of(&events));
+        drop(events);
+        // Where every event carries one token, gaps and token latencies are the same.
+        let single = self.gaps().all(|gaps| gaps.bundles.is_empty());
+        GapFigures {
+            itl: match single {
+                true => event_gap,
+                false => self.itl().spread(),
+            },
+            event_gap,
+            stalls,
         }
     }
 
@@ -403,14 +429,14 @@ impl<'a> Part<'a> {
     pub fn tokens(self) -> Tokens {
         let served = |row: &RequestRow| row.prompt_tokens.map(u64::from);
         let any = self.ok().next().is_some();
-        let gaps = self.gaps();
+        let events = self.gaps().map(|gaps| gaps.events).sum();
         let mut tokens = Tokens {
             input_planned: 0,
             input_served: self.ok().map(served).sum::<Option<u64>>().filter(|_| any),
             output: 0,
             output_estimated: 0,
             output_streamed: 0,
-            events: gaps.events,
+            events,
             bundled_share: None,
         };
         for row in self.ok() {
@@ -422,7 +448,11 @@ impl<'a> Part<'a> {
                 tokens.output_estimated += output;
             }
         }
-        let (bundled, all) = gaps.bundled;
+        let add = |sum: (u64, u64), gaps: &Gaps| {
+            let (bundled, all) = gaps.bundled;
+            (sum.0.saturating_add(bundled), sum.1.saturating_add(all))
+        };
+        let (bundled, all) = self.gaps().fold((0, 0), add);
         tokens.bundled_share = (all > 0).then(|| bundled as f64 / all as f64);
         tokens
     }

@@ -1,72 +1,27 @@
 //! The arithmetic of a run on streams whose numbers are worked out by hand.
 
-use pb_contract::{FailKind, Nanos, RequestId, RequestRow, RequestStatus, TokenRow};
+use pb_contract::{FailKind, Nanos, RequestRow, TokenRow};
 
 use crate::document::{Cache, Document, Frame};
 use crate::goodput::Objective;
+use crate::sample::{self, Sample};
 use crate::{Conditions, Spread, Tally};
 
 pub(crate) const MS: u64 = 1_000_000;
 
 /// A request that is due at `at` ms and gets `(ms after that, tokens)` events.
-pub(crate) fn request(id: u64, at: u64, events: &[(u64, u32)]) -> (RequestRow, Vec<TokenRow>) {
-    let instant = |after: u64| Nanos((at + after) * MS);
-    let (arm, request) = ("target".to_owned(), RequestId(id));
-    let tokens = (0..).zip(events).map(|(event, &(after, tokens))| TokenRow {
-        arm: arm.clone(),
-        block: 0,
-        request,
-        event,
-        at_ns: instant(after),
-        tokens,
-    });
-    let tokens: Vec<TokenRow> = tokens.collect();
-    let streamed = events.iter().map(|(_, tokens)| tokens).sum();
-    let row = RequestRow {
-        arm: "target".into(),
-        block: 0,
-        request,
-        class: "random".into(),
-        intended_ns: instant(0),
-        sent_ns: Some(instant(0) + Nanos(MS / 4)),
-        headers_ns: Some(instant(1)),
-        first_event_ns: Some(instant(50)),
-        first_token_ns: tokens.first().map(|t| t.at_ns),
-        last_token_ns: tokens.last().map(|t| t.at_ns),
-        closed_ns: Some(instant(416)),
-        status: RequestStatus::Ok,
-        fail: None,
-        http_status: Some(200),
-        fail_message: None,
-        finish_reason: Some("stop".into()),
-        prompt_tokens_planned: 12,
-        prompt_tokens: Some(13),
-        cached_tokens: None,
-        max_tokens: 5,
-        completion_tokens: Some(streamed),
-        streamed_tokens: streamed,
-    };
-    (row, tokens)
+pub(crate) fn request(id: u64, at: u64, events: &[(u64, u32)]) -> Sample {
+    let events = events.iter().map(|&(ms, tokens)| (Nanos(ms * MS), tokens));
+    sample::record(id, Nanos(at * MS), &events.collect::<Vec<_>>())
 }
 
 /// One token at 200 ms, three in one event at 300, one at 400; a role at 50; closed at 416.
-pub(crate) fn worked(id: u64, at: u64) -> (RequestRow, Vec<TokenRow>) {
+pub(crate) fn worked(id: u64, at: u64) -> Sample {
     request(id, at, &[(200, 1), (300, 3), (400, 1)])
 }
 
-pub(crate) fn failed(id: u64, at: u64) -> (RequestRow, Vec<TokenRow>) {
-    let (row, _) = worked(id, at);
-    let row = RequestRow {
-        status: RequestStatus::Failed,
-        fail: Some(FailKind::HttpStatus),
-        http_status: Some(503),
-        first_event_ns: None,
-        first_token_ns: None,
-        last_token_ns: None,
-        closed_ns: Some(row.intended_ns + Nanos(3 * MS)),
-        ..row
-    };
-    (row, Vec::new())
+pub(crate) fn failed(id: u64, at: u64) -> Sample {
+    sample::refused(id, Nanos(at * MS))
 }
 
 pub(crate) fn frame() -> Frame {

@@ -82,7 +82,7 @@ pub use series::{LjungBox, autocorrelation, effective_sample_size, ljung_box};
 pub use shape::{CdfPoint, LogBins, LogHistogram, ecdf, ecdf_thinned};
 pub use special::{erfc, incomplete_beta, ln_gamma};
 pub use spending::{Spending, group_sequential_bounds};
-pub use stall::{StallRule, StallSummary, stalls};
+pub use stall::{StallRule, StallSummary, stalls, stalls_of_sorted};
 pub use stopping::{Bound, CompiledRule, Decision, Reason, Rule};
 pub use trend::{Drift, MannKendall, TheilSen, batch_medians, drift, mann_kendall, theil_sen};
 pub use two_sample::hodges_lehmann_shift;

@@ -48,11 +48,16 @@ pub struct StallSummary {
 pub fn stalls(gaps_ns: &[u64], rule: StallRule) -> StallSummary {
     let mut sorted = gaps_ns.to_vec();
     sorted.sort_unstable();
-    let median = crate::nearest_rank(&sorted, 0.5);
+    stalls_of_sorted(&sorted, rule)
+}
+
+/// As [`stalls`], of gaps that are in ascending order already, without a copy of them.
+pub fn stalls_of_sorted(sorted: &[u64], rule: StallRule) -> StallSummary {
+    let median = crate::nearest_rank(sorted, 0.5);
     let threshold = median.map(|m| m.saturating_mul(rule.factor).max(rule.floor_ns));
     let first = threshold.map_or(sorted.len(), |t| sorted.partition_point(|&gap| gap < t));
     let sum = |part: &[u64]| part.iter().map(|&gap| u128::from(gap)).sum::<u128>();
-    let (all_ns, stalled_ns) = (sum(&sorted), sum(&sorted[first..]));
+    let (all_ns, stalled_ns) = (sum(sorted), sum(&sorted[first..]));
     let count = sorted.len() - first;
     StallSummary {
         gaps: sorted.len() as u64,
