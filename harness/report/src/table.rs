@@ -211,7 +211,7 @@ pub(crate) fn markdown_safe(text: &str) -> String {
     let mut safe = String::with_capacity(text.len());
     for character in visible(text).chars() {
         match character {
-            '|' | '*' | '`' | '[' | ']' | '\\' => {
+            '|' | '*' | '_' | '~' | '`' | '[' | ']' | '\\' => {
                 safe.push('\\');
                 safe.push(character);
             }

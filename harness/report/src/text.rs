@@ -1,7 +1,6 @@
 //! The report as text: for a terminal and as Markdown.
 
 use pb_judge::run::RunVerdict;
-use pb_record::visible;
 
 use crate::sections::{Detail, Section, receipt, sections, title};
 use crate::table::markdown_safe;
@@ -118,29 +117,7 @@ impl Paint {
 /// Text broken into lines of at most `columns` characters, each styled by itself. Control
 /// characters become visible, since some of the text came from a server.
 pub(crate) fn wrapped(paint: &Paint, code: &str, text: &str, columns: usize) -> String {
-    let mut lines: Vec<String> = vec![String::new()];
-    let clean = visible(text);
-    for word in clean.split_whitespace() {
-        let mut rest: Vec<char> = word.chars().collect();
-        loop {
-            // OK because the list starts with one line and only grows.
-            let line = lines.last_mut().expect("at least one line");
-            let used = line.chars().count();
-            let gap = usize::from(used > 0);
-            if used + gap + rest.len() <= columns {
-                line.push_str(&" ".repeat(gap));
-                line.extend(rest.iter());
-                break;
-            }
-            if used > 0 {
-                lines.push(String::new());
-                continue;
-            }
-            // A word longer than a line is cut.
-            line.extend(rest.drain(..columns));
-            lines.push(String::new());
-        }
-    }
+    let lines = pb_record::wrapped(text, columns, 0);
     lines
         .iter()
         .map(|line| format!("{}\n", paint.style(code, line)))
@@ -150,13 +127,6 @@ pub(crate) fn wrapped(paint: &Paint, code: &str, text: &str, columns: usize) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lines_never_exceed_the_width() {
-        let plain = Paint { color: false };
-        let text = wrapped(&plain, "1", &format!("a bb {} c", "x".repeat(25)), 10);
-        assert_eq!(text, "a bb\nxxxxxxxxxx\nxxxxxxxxxx\nxxxxx c\n");
-    }
 
     #[test]
     fn colours_only_when_asked_for() {

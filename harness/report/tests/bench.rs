@@ -317,3 +317,74 @@ fn a_narrow_terminal_and_an_empty_run_are_no_trouble() {
         "{text}"
     );
 }
+
+/// Names that came from elsewhere, in every place that a name has.
+fn hostile() -> Made {
+    let mut given = conditions();
+    let name = || HOSTILE.to_owned();
+    given.identity.model = name();
+    given.identity.base_url = name();
+    given.identity.server = name();
+    given.identity.created = name();
+    given.identity.tool = name();
+    given.workload.dataset = name();
+    given.workload.dropped = [(name(), 3)].into();
+    given.load.arrival = name();
+    given.load.ramp = Some(name());
+    given.frame.schedule_sha256 = name();
+    given.frame.cache_reasons = vec![name()];
+    given.reasons = vec![name()];
+    given.warnings = vec![name()];
+    given.shards[0].state = name();
+    given.shards[0].created = name();
+    if let Some(server) = &mut given.server {
+        server.metrics_url = name();
+        server.notes = vec![name()];
+    }
+    let mut rows = records(true);
+    for (row, _) in rows.iter_mut().step_by(2) {
+        row.class = HOSTILE.into();
+    }
+    let mut made = made(&given, &rows, server_points());
+    if let Some(calibration) = &mut made.document.calibration {
+        calibration.problem = Some(name());
+    }
+    made
+}
+
+#[test]
+fn names_from_elsewhere_act_in_no_form() {
+    let made = hostile();
+    let notes = [HOSTILE.to_owned()];
+    let report = made.report(&notes);
+    let (terminal, markdown) = (report.terminal(100, false), report.markdown());
+    let page = report.html().unwrap();
+    let table = pb_bench::table::text(&made.document);
+    let csv = pb_bench::csv::text(&made.document);
+    for text in [&terminal, &markdown, &page, &table, &csv] {
+        let acts = |c: char| (c.is_control() && c != '\n') || c == '\u{202e}';
+        assert!(!text.contains(acts), "{text}");
+    }
+    for text in [&terminal, &table] {
+        let wide = text.lines().find(|line| line.chars().count() > 100);
+        assert_eq!(wide, None);
+    }
+    for text in [&markdown, &page] {
+        assert!(!text.contains("<script"), "{text}");
+    }
+    // A table of Markdown has as many cells in each row as in its head.
+    let cells = |line: &str| line.replace("\\|", "").matches('|').count();
+    let mut head = None;
+    for line in markdown.lines() {
+        match (line.starts_with('|'), head) {
+            (false, _) => head = None,
+            (true, None) => head = Some(cells(line)),
+            (true, Some(head)) => assert_eq!(cells(line), head, "{line}"),
+        }
+    }
+    // A field of the CSV file stays one field.
+    assert!(
+        csv.lines().all(|line| line.split(',').count() == 4),
+        "{csv}"
+    );
+}

@@ -68,6 +68,10 @@ pub(super) fn time(document: &Document) -> Section {
     let stalls = &document.stalls;
     section.text.push(match stalls.count {
         None => "No stream had two content events: there are no gaps.".to_owned(),
+        Some(0) => format!(
+            "No gap was a stall, which is one of at least {} ms.",
+            number(stalls.threshold_ms)
+        ),
         Some(n) => format!(
             "Stalls, gaps of at least {} ms: {n}, {} ms in all, {} % of the streaming time, the \
              longest {} ms.",
