@@ -3,72 +3,15 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use pb_bench::{CONDITIONS_FILE, Conditions, Frame, Shard};
-use pb_contract::manifest::{Machine, ModelReceipt, RUN_SCHEMA_VERSION, RunState, ToolVersion};
-use pb_contract::{Nanos, RequestId, RequestRow, RequestStatus, RunManifest, TokenRow};
-use pb_record::RunWriter;
+use pb_bench::{Conditions, Frame, Shard, sample};
+use pb_contract::Nanos;
+use pb_contract::manifest::RunState;
 use serde_json::Value;
 
 const MS: u64 = 1_000_000;
 
-fn manifest(kind: &str) -> RunManifest {
-    RunManifest {
-        schema_version: RUN_SCHEMA_VERSION,
-        kind: kind.into(),
-        state: RunState::Running,
-        created: "2030-01-01T00:00:00Z".into(),
-        command: Vec::new(),
-        tool: ToolVersion::default(),
-        machine: Machine::default(),
-        model: ModelReceipt::default(),
-        seed: 1,
-        schedule_sha256: Default::default(),
-        arms: Vec::new(),
-        order: Vec::new(),
-        workload: Value::Null,
-    }
-}
-
-/// Request `id`, due at `id` ms after a start at `origin`: first token after 200 ms, one more
-/// 100 ms later.
-fn record(id: u64, origin: Nanos) -> (RequestRow, Vec<TokenRow>) {
-    let at = |ms: u64| origin + Nanos((id + ms) * MS);
-    let token = |event, ms| TokenRow {
-        arm: "target".into(),
-        block: 0,
-        request: RequestId(id),
-        event,
-        at_ns: at(ms),
-        tokens: 1,
-    };
-    let row = RequestRow {
-        arm: "target".into(),
-        block: 0,
-        request: RequestId(id),
-        class: "random".into(),
-        intended_ns: at(0),
-        sent_ns: Some(at(0)),
-        headers_ns: Some(at(1)),
-        first_event_ns: Some(at(50)),
-        first_token_ns: Some(at(200)),
-        last_token_ns: Some(at(300)),
-        closed_ns: Some(at(301)),
-        status: RequestStatus::Ok,
-        fail: None,
-        http_status: Some(200),
-        fail_message: None,
-        finish_reason: Some("length".into()),
-        prompt_tokens_planned: 8,
-        prompt_tokens: Some(8),
-        cached_tokens: None,
-        max_tokens: 2,
-        completion_tokens: Some(2),
-        streamed_tokens: 2,
-    };
-    (row, vec![token(0, 200), token(1, 300)])
-}
-
-/// Shard `index` of two with four requests, on a clock of its own.
+/// Shard `index` of two with four of eight requests, on a clock of its own. Request `id` is due
+/// `id` ms after the start: first token after 200 ms, one more 100 ms later.
 fn shard(dir: &Path, index: u32, seed: u64, state: Option<RunState>) -> PathBuf {
     let path = dir.join(format!("shard-{index}-{seed}"));
     let origin = Nanos((1_000 + 5_000 * u64::from(index)) * MS);
@@ -81,15 +24,10 @@ fn shard(dir: &Path, index: u32, seed: u64, state: Option<RunState>) -> PathBuf 
         shard: Some(Shard { index, of: 2 }),
         ..Conditions::default()
     };
-    let mut writer = RunWriter::create(&path, manifest("bench")).unwrap();
-    writer.write_json(CONDITIONS_FILE, &conditions).unwrap();
-    for id in (u64::from(index)..8).step_by(2) {
-        let (row, tokens) = record(id, origin);
-        writer.request(&row, &tokens).unwrap();
-    }
-    if let Some(state) = state {
-        writer.finish(state).unwrap();
-    }
+    let events = [(Nanos(200 * MS), 1), (Nanos(300 * MS), 1)];
+    let mine = (u64::from(index)..8).step_by(2);
+    let records = mine.map(|id| sample::record(id, origin + Nanos(id * MS), &events));
+    sample::write(&path, &conditions, records, state).unwrap();
     path
 }
 
@@ -179,6 +117,100 @@ fn what_does_not_fit_is_refused_and_writes_nothing() {
         (partial.status.code(), &doc["state"]),
         (Some(3), &"partial".into())
     );
+}
+
+/// As a killed run leaves it: no start, and of its two requests only one had ended.
+fn killed(dir: &Path) -> PathBuf {
+    let path = shard(dir, 1, 1, None);
+    let change = |file: &str, from: &str, to: &str| {
+        let text = std::fs::read_to_string(path.join(file)).unwrap();
+        assert!(text.contains(from), "{file}: {from}");
+        std::fs::write(path.join(file), text.replacen(from, to, 1)).unwrap();
+    };
+    change("conditions.json", "6000000000", "0");
+    let plan = r#"{"schedule": {"requests_sent": 5, "facts": {"dataset": "random",
+        "arrival": "poisson", "requests": 8, "sessions": 0, "input_tokens": 96,
+        "output_tokens": 40}}}"#;
+    change(
+        "manifest.json",
+        "\"workload\": null",
+        &format!("\"workload\": {plan}"),
+    );
+    let tokens = std::fs::read_to_string(path.join("tokens.csv")).unwrap();
+    std::fs::write(
+        path.join("tokens.csv"),
+        tokens + "target,0,9,0,5,1\ntarget,0",
+    )
+    .unwrap();
+    path
+}
+
+#[test]
+fn a_killed_shard_is_joined_when_that_is_allowed_and_told_what_it_lacks() {
+    let dir = tempfile::tempdir().unwrap();
+    let a = shard(dir.path(), 0, 1, Some(RunState::Complete));
+    let dead = killed(dir.path());
+    let out = dir.path().join("joined");
+    let args = ["merge", "--out", out.to_str().unwrap(), "--allow-partial"];
+    let merged = run(&args, &[&a, &dead]);
+    let text = String::from_utf8(merged.stdout).unwrap();
+    assert_eq!(merged.status.code(), Some(3), "{text}");
+    for words in [
+        "requests: 8 offered, 8 ok",
+        "- shard 1/2: the run is running: 4 of 5 planned requests have rows",
+        "note: shard 1/2: its start is not known",
+        "shard 1/2: 1 content events left out",
+    ] {
+        assert!(text.contains(words), "{words}: {text}");
+    }
+    assert!(!text.contains("contradiction"), "{text}");
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
+    );
+    let report = run(&["report", "--json"], &[&out]);
+    let doc = document(&report);
+    assert_eq!(
+        (report.status.code(), &doc["state"]),
+        (Some(3), &"partial".into())
+    );
+}
+
+#[test]
+fn a_shard_without_conditions_says_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let done = Some(RunState::Complete);
+    let (a, b) = (shard(dir.path(), 0, 1, done), shard(dir.path(), 1, 1, done));
+    std::fs::remove_file(b.join("conditions.json")).unwrap();
+    let out = dir.path().join("joined");
+    for more in [&[][..], &["--allow-partial"]] {
+        let args = ["merge", "--out", out.to_str().unwrap()];
+        let refused = run(&[&args[..], more].concat(), &[&a, &b]);
+        let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(2), "{error}");
+        let path = b.join("conditions.json").display().to_string();
+        assert!(
+            error.contains(&path) && error.contains("--allow-partial"),
+            "{error}"
+        );
+        assert!(!out.exists());
+    }
+}
+
+/// Two shards that ran the same request: nothing is written.
+#[test]
+fn shards_that_overlap_are_refused_before_anything_is_written() {
+    let dir = tempfile::tempdir().unwrap();
+    let done = Some(RunState::Complete);
+    let (a, b) = (shard(dir.path(), 0, 1, done), shard(dir.path(), 1, 1, done));
+    for file in ["requests.csv", "tokens.csv"] {
+        std::fs::copy(a.join(file), b.join(file)).unwrap();
+    }
+    let out = dir.path().join("joined");
+    let refused = run(&["merge", "--out", out.to_str().unwrap()], &[&a, &b]);
+    let error = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(error.contains("the shards overlap"), "{error}");
+    assert_eq!((refused.status.code(), out.exists()), (Some(2), false));
 }
 
 #[test]

@@ -9,7 +9,6 @@ use anyhow::{Context, Result};
 use pb_bench::files::RunFiles;
 use pb_bench::{DOCUMENT_FILE, SERVER_FILE, ServerPoint};
 use pb_judge::run::{RunNotes, RunVerdict, judge};
-use pb_record::hlog::Logs;
 use pb_record::{RecordStream, RunReader, read_rows, write_atomic, write_json_atomic};
 use pb_report::bench::{BenchReport, Pictures};
 
@@ -94,33 +93,31 @@ impl RenderedBench {
     }
 }
 
-/// Makes the document of the load run in `dir` again and writes `bench.json`, `bench.csv`,
-/// `report.md`, `report.html` and the histograms into it.
+/// Makes the document of the load run in `dir` again and writes `report.md` and `report.html`
+/// into it, and, when its files do not contradict one another, `bench.json`, `bench.csv` and the
+/// histograms. Files that contradict the rows are evidence, so they stay as they are, and the same
+/// is found again the next time.
 pub(crate) fn render_bench(dir: &Path) -> Result<RenderedBench> {
     let run = pb_bench::files::read(dir)?;
     let server: Vec<ServerPoint> = read_rows(dir, SERVER_FILE)?.unwrap_or_default();
     let mut pictures = Pictures::new(&run.document, &run.tally, server);
-    let mut logs = Logs::new();
     // The rows once more: what pictures need of the tokens depends on the whole run.
     let mut stream = RecordStream::open(dir)?;
     while let Some(record) = stream.next_record()? {
         pictures.add(&record.row, &record.tokens);
-        if record.row.arm != pb_bench::WARMUP_ARM {
-            logs.add(&record.row, &record.tokens)
-                .map_err(anyhow::Error::msg)
-                .context("making the histograms")?;
-        }
     }
     let rendered = RenderedBench { run, pictures };
     let report = rendered.report();
-    write_json_atomic(&dir.join(DOCUMENT_FILE), report.document)?;
-    let table = pb_bench::csv::text(report.document);
-    write_atomic(&dir.join(pb_bench::files::CSV_FILE), table.as_bytes())?;
+    if rendered.run.findings.is_empty() {
+        write_json_atomic(&dir.join(DOCUMENT_FILE), report.document)?;
+        let table = pb_bench::csv::text(report.document);
+        write_atomic(&dir.join(pb_bench::files::CSV_FILE), table.as_bytes())?;
+        let (logs, created) = (&rendered.run.logs, &rendered.run.manifest.created);
+        logs.write(dir, created).context("writing the histograms")?;
+    }
     write_atomic(&dir.join(MARKDOWN_FILE), report.markdown().as_bytes())?;
     let page = report.html().context("rendering the page")?;
     write_atomic(&dir.join(HTML_FILE), page.as_bytes())?;
-    logs.write(dir, &rendered.run.manifest.created)
-        .context("writing the histograms")?;
     Ok(rendered)
 }
 
