@@ -6,6 +6,8 @@
 //! finished run can be judged again by a newer judge.
 
 pub mod ab;
+pub mod compare;
+pub mod gate;
 pub mod leak;
 pub mod numerics;
 pub mod real;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use pb_contract::{Fault, Numerics, Stream, TokenId};
 use pb_core::EngineParts;
-use pb_judge::numerics::{BitDifference, ConfigVerdict};
+use pb_judge::numerics::{BitCheck, BitDifference, FaultCheck, Validation};
 use pb_model::forward::round_matrices_to_bf16;
 use pb_workloads::PROSE;
 use serde::Serialize;
@@ -44,55 +44,6 @@ pub(crate) struct ValidateSettings {
     pub(crate) threads: usize,
     /// Seed of the choice of prompts.
     pub(crate) seed: u64,
-}
-
-/// Bits of one variant of the exact mode against its monolithic pass.
-#[derive(Debug, Serialize)]
-pub(crate) struct BitCheck {
-    /// Name of the variant.
-    pub(crate) config: String,
-    /// What differs.
-    pub(crate) bits: BitDifference,
-}
-
-/// A planted fault and whether a tier noticed it.
-#[derive(Debug, Serialize)]
-pub(crate) struct FaultCheck {
-    /// The fault and the variant that it was planted in.
-    pub(crate) label: String,
-    /// Whether the check rejected it.
-    pub(crate) rejected: bool,
-    /// What the check said.
-    pub(crate) evidence: String,
-    /// The statistics, for T1.
-    pub(crate) config: Option<ConfigVerdict>,
-}
-
-/// Everything that was found.
-#[derive(Debug, Serialize)]
-pub(crate) struct Validation {
-    /// T0.
-    pub(crate) bits: Vec<BitCheck>,
-    /// T1.
-    pub(crate) tolerance: Vec<ConfigVerdict>,
-    /// Planted faults.
-    pub(crate) faults: Vec<FaultCheck>,
-}
-
-impl Validation {
-    /// 0 when every clean variant passes and every fault is rejected, 1 when one does not, 3
-    /// when the data cannot tell.
-    pub(crate) fn exit_code(&self) -> u8 {
-        let clean = self.bits.iter().map(|b| b.bits.verdict().exit_code());
-        let tolerance = self.tolerance.iter().map(|t| t.verdict.exit_code());
-        let faults = self.faults.iter().map(|f| u8::from(!f.rejected));
-        let codes: Vec<u8> = clean.chain(tolerance).chain(faults).collect();
-        match codes {
-            c if c.contains(&1) || c.is_empty() => 1,
-            c if c.contains(&3) => 3,
-            _ => 0,
-        }
-    }
 }
 
 /// Chunk sizes around the block size `b` and the prompt length `n`, and a prime.

@@ -2,10 +2,8 @@
 
 use std::fmt::Write;
 
-use pb_judge::numerics::ConfigVerdict;
+use pb_judge::numerics::{ConfigVerdict, Validation};
 use pb_judge::verdict::Verdict;
-
-use super::Validation;
 
 /// The reasons of a verdict in one sentence.
 pub(crate) fn reasons(verdict: &Verdict) -> String {

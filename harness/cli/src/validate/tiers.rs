@@ -2,12 +2,12 @@
 
 use anyhow::Result;
 use pb_contract::{Fault, TokenId};
-use pb_judge::numerics::{ConfigVerdict, Limits};
+use pb_judge::numerics::{ConfigVerdict, FaultCheck, Limits};
 use pb_kernels_cpu::{Dot, Isa};
 
 use super::capture::{Subject, Variant};
 use super::scores::{self, Reference, Scores};
-use super::{FaultCheck, table};
+use super::table;
 
 /// A statistical tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

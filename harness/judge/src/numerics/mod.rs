@@ -37,6 +37,7 @@ mod error;
 mod prompt;
 mod row;
 mod rules;
+mod validation;
 mod words;
 
 pub use bits::{BitDifference, BitLocus};
@@ -46,6 +47,7 @@ pub use error::NumericsError;
 pub use prompt::{PromptRho, PromptScores, ScoredRow};
 pub use row::{Logit, ReferenceRow, ReferenceSummary, RowScore, decidable};
 pub use rules::{Check, CheckName, ConfigVerdict, Limits, Outcome, judge, judge_run, overall};
+pub use validation::{BitCheck, FaultCheck, Validation};
 pub use words::{grouped, plain};
 
 #[cfg(test)]
