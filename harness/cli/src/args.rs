@@ -1,6 +1,7 @@
 //! The command line as typed. Nothing here reads a file or the machine.
 
 mod bench;
+mod compare;
 mod engine;
 mod leak;
 mod merge;
@@ -17,6 +18,7 @@ pub(crate) use bench::{
     Above0, Api, ArrivalArg, Backend, BenchArgs, BenchOptions, CacheArg, DatasetName, Format,
     HttpArg, InputUnit, RampStrategy, Secret, Text, Warmup,
 };
+pub(crate) use compare::{CompareArgs, GateArgs, GateInitArgs, GateWhat};
 pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateArgs, TraceFormat};
 pub(crate) use leak::{LeakApi, LeakArgs, LeakUnit};
 pub(crate) use merge::MergeArgs;
@@ -41,6 +43,8 @@ const EXAMPLES: &str = "Examples:
   prefillbench serve --model smollm2-135m      an OpenAI-compatible server on 127.0.0.1:8000
   prefillbench validate --model synthetic      does chunking or caching change the logits?
   prefillbench bench --base-url http://127.0.0.1:8000 --model M --request-rate 4
+  prefillbench compare --a old1 old2 old3 --b new1 new2 new3
+  prefillbench gate --policy gate.toml --baseline old* --candidate new*
   prefillbench calc chunks --budget 512 --decodes 4 --prompt 2048
   prefillbench engine replay --script s.jsonl  the scheduler and cache alone, step by step
   prefillbench trace inspect trace.jsonl       what a recorded workload holds
@@ -89,6 +93,10 @@ pub(crate) enum Verb {
     Bench(Box<BenchArgs>),
     /// Join the shards of one schedule into one run.
     Merge(MergeArgs),
+    /// Compare runs: what changed, with intervals, and how sure that is.
+    Compare(CompareArgs),
+    /// Put runs to a policy: pass, fail, or cannot tell.
+    Gate(GateArgs),
     /// Show whether one tenant can see what another one sent, by timing or by usage.
     Leak(Box<LeakArgs>),
     /// Serve scripted streams with known times, faults and a pretended cache.

@@ -36,6 +36,8 @@ fn main() -> ExitCode {
         Verb::Trace(args) => verbs::trace::run(&args),
         Verb::Bench(args) => verbs::bench::run(&args),
         Verb::Merge(args) => verbs::merge::run(&args),
+        Verb::Compare(args) => verbs::compare::run(&args),
+        Verb::Gate(args) => verbs::gate::run(&args),
         Verb::Leak(args) => verbs::leak::run(&args),
         Verb::Mock(args) => verbs::mock::run(&args),
         Verb::Report(args) => verbs::report::run(&args),

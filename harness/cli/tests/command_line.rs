@@ -18,6 +18,8 @@ fn help_names_every_verb_and_gives_examples() {
         "engine",
         "trace",
         "bench",
+        "compare",
+        "gate",
         "mock",
         "report",
         "completions",

@@ -14,6 +14,7 @@ mod svg;
 mod table;
 mod text;
 mod tone;
+pub mod versus;
 
 use pb_judge::run::RunVerdict;
 use pb_record::RunData;

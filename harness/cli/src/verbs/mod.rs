@@ -2,14 +2,17 @@
 
 pub(crate) mod bench;
 pub(crate) mod calc;
+pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod engine;
+pub(crate) mod gate;
 pub(crate) mod leak;
 pub(crate) mod merge;
 pub(crate) mod mock;
 pub(crate) mod model;
 pub(crate) mod quickstart;
 pub(crate) mod report;
+pub(crate) mod runs;
 pub(crate) mod serve;
 pub(crate) mod trace;
 pub(crate) mod validate;

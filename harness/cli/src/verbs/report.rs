@@ -21,7 +21,7 @@ pub(crate) const HTML_FILE: &str = "report.html";
 /// Name of the report as Markdown.
 const MARKDOWN_FILE: &str = "report.md";
 /// Width that tables fit when the terminal does not say.
-const TABLE_WIDTH: u16 = 100;
+pub(crate) const TABLE_WIDTH: u16 = 100;
 /// Kind of the runs that `bench` and `merge` write.
 const BENCH: &str = "bench";
 
@@ -59,7 +59,7 @@ pub(crate) fn print(rendered: &Rendered, json: bool) -> Result<()> {
 }
 
 /// Whether standard output takes colours.
-fn color() -> bool {
+pub(crate) fn color() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 

@@ -142,7 +142,7 @@ fn row(metric: &MetricComparison, detail: Detail) -> Vec<String> {
 }
 
 /// A point with its interval, which never breaks inside its brackets.
-pub(super) fn interval(point: &str, low: &str, high: &str) -> String {
+pub(crate) fn interval(point: &str, low: &str, high: &str) -> String {
     format!("{point} [{low},\u{a0}{high}]")
 }
 
@@ -157,7 +157,8 @@ fn signed(value: f64, unit: &str) -> String {
     }
 }
 
-fn p_value(p: f64) -> String {
+/// A p-value with four decimals.
+pub(crate) fn p_value(p: f64) -> String {
     if p < 0.0001 {
         "<0.0001".to_owned()
     } else {

@@ -6,7 +6,7 @@ mod engine;
 mod latency;
 mod validity;
 
-pub(crate) use comparison::{conclusion_word, name as metric_name};
+pub(crate) use comparison::{conclusion_word, interval, name as metric_name, p_value};
 
 use pb_judge::run::{ArmSummary, RunVerdict};
 

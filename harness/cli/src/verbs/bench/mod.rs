@@ -33,6 +33,7 @@ use anyhow::Result;
 use crate::args::BenchArgs;
 use crate::progress::Progress;
 use interrupt::{Interrupt, Interrupted};
+pub(crate) use observe::SCRAPES_FILE;
 use settings::Settings;
 use tokenizer::TargetTokenizer;
 
