@@ -37,13 +37,17 @@ impl World {
     }
 
     async fn of(cache: CacheModel, kind: Option<ServerKind>) -> World {
+        // Longer than any machine needs.
+        World::within(cache, kind, Nanos::from_secs(60)).await
+    }
+
+    async fn within(cache: CacheModel, kind: Option<ServerKind>, limit_ns: Nanos) -> World {
         let server = mock(cache);
         let endpoint = Endpoint::parse(&server.base_url()).unwrap();
         let endpoint = endpoint.with_model("mock");
         let patience = Patience {
             retry_ns: Nanos::from_millis(5),
-            limit_ns: Nanos::from_millis(500),
-            settle_ns: Nanos::from_millis(200),
+            limit_ns,
             ..Patience::default()
         };
         let target = Target::connect(&endpoint, kind, patience).await.unwrap();
@@ -202,7 +206,7 @@ async fn row_60_a_refused_reset_is_retried_and_then_aborts() {
     let world = World::new(refusing(3)).await;
     let cell = CacheCell::cold(&world.ask(1), unshared()).await.unwrap();
     assert_eq!(method(&cell)["reset"]["attempts"], 4, "{:?}", cell.receipt);
-    let world = World::new(refusing(u32::MAX)).await;
+    let world = World::within(refusing(u32::MAX), None, Nanos::from_millis(500)).await;
     let error = CacheCell::cold(&world.ask(1), unshared())
         .await
         .unwrap_err();
