@@ -57,6 +57,18 @@ impl WorkloadError {
     }
 }
 
+impl DatasetError {
+    /// The parameter that is wrong, or that would settle it. Programs call it by names of their
+    /// own.
+    pub fn key(&self) -> Option<&'static str> {
+        match self {
+            DatasetError::Workload(WorkloadError::Parameter { key, .. }) => Some(key),
+            DatasetError::Trace(error) => error.key(),
+            _ => None,
+        }
+    }
+}
+
 /// Why a data set cannot be planned.
 #[derive(Debug, thiserror::Error)]
 pub enum DatasetError {

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::arrivals::Arrivals;
 use crate::error::WorkloadError;
+use crate::plan::{MAX_PLAN_BYTES, MAX_REQUESTS};
+use crate::shape::FOREVER;
 use crate::text::TextSource;
 
 /// Class of the decode streams.
@@ -114,6 +116,7 @@ impl InterferenceParams {
                 fix,
             ));
         }
+        self.within_bounds()?;
         if self.mean_gap_ns == Nanos::ZERO {
             return Err(WorkloadError::parameter(
                 "mean_gap_ns",
@@ -130,6 +133,53 @@ impl InterferenceParams {
             ));
         }
         Ok(())
+    }
+
+    /// Refuses numbers that no plan can hold, before anything of their size is made.
+    fn within_bounds(&self) -> Result<(), WorkloadError> {
+        let most_tokens = (MAX_PLAN_BYTES / size_of::<u32>() as u64) as usize;
+        for (key, value, most) in [
+            ("streams", self.streams, MAX_REQUESTS),
+            (
+                "background_requests",
+                self.background_requests,
+                MAX_REQUESTS,
+            ),
+            ("long_requests_max", self.long_requests_max, MAX_REQUESTS),
+            (
+                "background_prompt_len",
+                self.background_prompt_len,
+                most_tokens,
+            ),
+            ("long_prompt_max", self.long_prompt_max, most_tokens),
+        ] {
+            if value > most {
+                let fix = format!("must be at most {most}, which is all that a plan may hold");
+                return Err(WorkloadError::parameter(key, value, fix));
+            }
+        }
+        if self.horizon_ns > FOREVER {
+            let fix = format!("must be at most {}, a week", FOREVER.0);
+            return Err(WorkloadError::parameter(
+                "horizon_ns",
+                self.horizon_ns.0,
+                fix,
+            ));
+        }
+        Ok(())
+    }
+
+    /// Requests and prompt tokens of the plan with this seed, without its prompts.
+    ///
+    /// # Errors
+    /// Parameters out of range.
+    pub(crate) fn size(&self, seed: u64) -> Result<(usize, u64), WorkloadError> {
+        self.validate()?;
+        let long = LongPrompts::draw(self, seed)?;
+        let background = self.background_requests as u64 * self.background_prompt_len as u64;
+        let tokens = long.lengths.iter().map(|&len| len as u64).sum::<u64>();
+        let requests = self.background_requests + long.lengths.len();
+        Ok((requests, background.saturating_add(tokens)))
     }
 }
 
@@ -257,35 +307,51 @@ pub fn interference(
     })
 }
 
+/// When long prompts are due and how long they are.
+struct LongPrompts {
+    /// After the warm-up.
+    offsets: Vec<Nanos>,
+    lengths: Vec<usize>,
+}
+
+impl LongPrompts {
+    fn draw(params: &InterferenceParams, seed: u64) -> Result<LongPrompts, WorkloadError> {
+        let arrivals = Arrivals::Gamma {
+            rate_per_s: 1.0 / params.mean_gap_ns.as_secs_f64(),
+            shape: params.gap_shape,
+        };
+        let window = params.horizon_ns - params.warm_up_ns;
+        let mut gaps = Stream::new(seed, "interference arrivals");
+        let mut offsets = if params.first_at_warm_up {
+            // Without its first gap the process starts with an arrival; twice the window leaves
+            // enough arrivals to fill it after the shift, short of a first gap as long as the
+            // window.
+            let twice = Nanos(2 * window.0);
+            let later = arrivals.offsets(twice, params.long_requests_max, &mut gaps)?;
+            let first = later.first().copied().unwrap_or_default();
+            later.into_iter().map(|offset| offset - first).collect()
+        } else {
+            arrivals.offsets(window, params.long_requests_max, &mut gaps)?
+        };
+        offsets.retain(|&offset| offset < window);
+        let mut drawn = Stream::new(seed, "interference prompt lengths");
+        let spread = (params.long_prompt_max - params.long_prompt_min) as u64 + 1;
+        let length = |_: &Nanos| params.long_prompt_min + drawn.below(spread) as usize;
+        let lengths = offsets.iter().map(length).collect();
+        Ok(LongPrompts { offsets, lengths })
+    }
+}
+
 fn long_prompts(
     params: &InterferenceParams,
     text: &mut TextSource,
     seed: u64,
     first_id: u64,
 ) -> Result<Vec<OpenRequest>, WorkloadError> {
-    let arrivals = Arrivals::Gamma {
-        rate_per_s: 1.0 / params.mean_gap_ns.as_secs_f64(),
-        shape: params.gap_shape,
-    };
-    let window = params.horizon_ns - params.warm_up_ns;
-    let mut gaps = Stream::new(seed, "interference arrivals");
-    let mut offsets = if params.first_at_warm_up {
-        // Without its first gap the process starts with an arrival; twice the window leaves
-        // enough arrivals to fill it after the shift, short of a first gap as long as the window.
-        let twice = Nanos(2 * window.0);
-        let later = arrivals.offsets(twice, params.long_requests_max, &mut gaps)?;
-        let first = later.first().copied().unwrap_or_default();
-        later.into_iter().map(|offset| offset - first).collect()
-    } else {
-        arrivals.offsets(window, params.long_requests_max, &mut gaps)?
-    };
-    offsets.retain(|&offset| offset < window);
-    let mut lengths = Stream::new(seed, "interference prompt lengths");
+    let LongPrompts { offsets, lengths } = LongPrompts::draw(params, seed)?;
     let mut prompts = Stream::new(seed, "interference long prompts");
-    let spread = (params.long_prompt_max - params.long_prompt_min) as u64 + 1;
     let mut open = Vec::with_capacity(offsets.len());
-    for (index, offset) in offsets.into_iter().enumerate() {
-        let len = params.long_prompt_min + lengths.below(spread) as usize;
+    for (index, (offset, len)) in offsets.into_iter().zip(lengths).enumerate() {
         let prompt = text.prompt(len, &mut prompts)?;
         open.push(OpenRequest {
             id: RequestId(first_id + index as u64),
@@ -297,81 +363,5 @@ fn long_prompts(
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::repeats::{all_bodies, first_blocks_unique};
-
-    fn text() -> TextSource {
-        TextSource::new((0..9_000u32).map(|i| (i * 13 + i * i) % 977).collect(), 5).unwrap()
-    }
-
-    #[test]
-    fn the_plan_holds_what_was_asked_for() {
-        let params = InterferenceParams::default();
-        let plan = interference(&params, &mut text(), 7).unwrap();
-        assert_eq!(plan.closed[0].bodies.len(), 64);
-        assert!(plan.closed[0].bodies.iter().all(|b| b.planned_tokens == 32));
-        assert!(plan.open.len() >= 2, "about 11 s at a mean gap of 2.5 s");
-        for (index, request) in plan.open.iter().enumerate() {
-            assert_eq!(request.id.0, 64 + index as u64);
-            assert!((1_024..=1_920).contains(&request.body.planned_tokens));
-            assert!(request.offset_ns >= params.warm_up_ns);
-            assert!(request.offset_ns < params.horizon_ns);
-        }
-        assert!(plan.open.is_sorted_by_key(|r| (r.offset_ns, r.id)));
-        first_blocks_unique(&all_bodies(&plan), 8).unwrap();
-    }
-
-    #[test]
-    fn the_first_long_prompt_can_come_with_the_end_of_the_warm_up() {
-        let later = InterferenceParams::default();
-        let at_once = InterferenceParams {
-            first_at_warm_up: true,
-            ..later.clone()
-        };
-        let offsets = |params: &InterferenceParams| -> Vec<u64> {
-            let plan = interference(params, &mut text(), 7).unwrap();
-            plan.open.iter().map(|r| r.offset_ns.0).collect()
-        };
-        let (later, at_once) = (offsets(&later), offsets(&at_once));
-        assert_eq!(at_once[0], 1_000_000_000);
-        let gaps = |offsets: &[u64]| -> Vec<u64> {
-            offsets.windows(2).map(|pair| pair[1] - pair[0]).collect()
-        };
-        assert!(
-            gaps(&at_once).starts_with(&gaps(&later)),
-            "the gaps are the same"
-        );
-        let params = InterferenceParams::default();
-        let (end, mean) = (params.horizon_ns.0, params.mean_gap_ns.0);
-        let last = at_once[at_once.len() - 1];
-        assert!(
-            last < end && last > end - 2 * mean,
-            "arrivals fill the window to its end"
-        );
-    }
-
-    #[test]
-    fn the_seed_decides_and_nothing_else() {
-        let params = InterferenceParams::default();
-        let plan = |seed| interference(&params, &mut text(), seed).unwrap();
-        assert_eq!(plan(7), plan(7));
-        assert_ne!(plan(7).open, plan(8).open);
-    }
-
-    #[test]
-    fn bad_parameters_are_named() {
-        let with = |edit: fn(&mut InterferenceParams)| {
-            let mut params = InterferenceParams::default();
-            edit(&mut params);
-            interference(&params, &mut text(), 1)
-                .unwrap_err()
-                .to_string()
-        };
-        assert!(with(|p| p.streams = 0).contains("streams"));
-        assert!(with(|p| p.long_prompt_max = 3).contains("long_prompt_max = 3"));
-        assert!(with(|p| p.warm_up_ns = p.horizon_ns).contains("warm_up_ns"));
-        assert!(with(|p| p.background_prompt_len = 2).contains("prompt length = 2"));
-        assert!(with(|p| p.gap_shape = f64::NAN).contains("shape"));
-    }
-}
+#[path = "interference_tests.rs"]
+mod tests;

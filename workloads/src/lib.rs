@@ -17,6 +17,7 @@ pub mod dataset;
 pub mod error;
 pub mod interference;
 pub mod length;
+mod plain;
 mod plan;
 pub mod ramp;
 mod realise;
@@ -39,6 +40,7 @@ pub use interference::{
     decode_coverage, interference,
 };
 pub use length::{Dist, Length, Real};
+pub use plain::plain;
 pub use plan::{
     CacheStart, Facts, HitKnowledge, MAX_PLAN_BYTES, MAX_REQUESTS, PlanOptions, Planned,
     ideal_hits, plan,

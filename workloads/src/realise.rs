@@ -118,11 +118,12 @@ impl Speaker {
                 (PromptTokens::from_text(words.prose(), key)?, Some(words))
             }
             (TokenSource::Words, Form::Ids) => {
-                let fix = "words are sent as text: choose the form text or chat, or give token ids";
+                let fix =
+                    "words are sent as text or as chats: ask for one of these, or give token ids";
                 return Err(WorkloadError::parameter("form", "ids", fix).into());
             }
             (_, Form::Text | Form::Chat) => {
-                let fix = "prompts of token ids are sent as ids: choose the form ids, or words";
+                let fix = "prompts of token ids are sent as ids: ask for that, or give words";
                 return Err(WorkloadError::parameter("form", "text", fix).into());
             }
         };
@@ -178,7 +179,7 @@ impl Speaker {
             }
             Form::Text => {
                 if is_conversation(messages) {
-                    let fix = "the data set holds conversations: choose the form chat";
+                    let fix = "the data set holds conversations: send them as chats";
                     return Err(WorkloadError::parameter("form", "text", fix).into());
                 }
                 let text = messages.iter().map(|message| self.text_of(&message.part));
@@ -212,7 +213,7 @@ impl Speaker {
         let encoded = tokenizer.and_then(|t| t.encode_chat(&self.turns_of(messages)));
         encoded.ok_or_else(|| {
             let fix = "the data set holds conversations and the target's template is not known: \
-                       choose the form chat";
+                       send them as chats";
             WorkloadError::parameter("form", "ids", fix).into()
         })
     }
@@ -226,8 +227,8 @@ impl Speaker {
             (Part::Slices(slices), _) => Ok(self.tokens_of(slices)),
             (Part::Text(text), Some(tokenizer)) => Ok(tokenizer.encode(text)),
             (Part::Text(_), None) => {
-                let fix = "the data set holds text and no tokenizer is known: give one, or choose \
-                           the form text or chat";
+                let fix = "the data set holds text and no tokenizer is known: give one, or send \
+                           it as text or as chats";
                 Err(WorkloadError::parameter("form", "ids", fix).into())
             }
         }

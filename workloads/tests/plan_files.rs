@@ -141,7 +141,7 @@ fn whole_conversations_are_sessions() {
     let error = told(&data, "request_rate = 1", Form::Text)
         .unwrap_err()
         .to_string();
-    assert!(error.contains("choose the form chat"), "{error}");
+    assert!(error.contains("sent as chats"), "{error}");
 }
 
 #[test]

@@ -115,10 +115,7 @@ fn a_chat_repeats_what_the_target_answered() {
     assert!(!last.history && last.body.planned_hit_tokens.is_some());
     let live = dataset(&format!("{CHATS}answers = \"live\"\n"));
     let error = plan(&live, &shape("request_rate = 2"), &ids(), &seeded(8)).unwrap_err();
-    assert!(
-        error.to_string().contains("choose the form chat"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("send chats"), "{error}");
 }
 
 #[test]

@@ -475,7 +475,7 @@ fn shorter_prompts_share_the_same_blocks() {
     }
     let error = LengthScale::new(0.001, 512).unwrap_err().to_string();
     assert!(
-        error.contains("--scale-length = 0.001") && error.contains("0.512"),
+        error.contains("length_scale = 0.001") && error.contains("0.512"),
         "{error}"
     );
 }

@@ -107,7 +107,7 @@ fn ambiguity_is_refused_and_can_be_settled() {
         .unwrap_err()
         .to_string();
     assert!(
-        unit.contains("ambiguous") && unit.contains("--unit"),
+        unit.contains("ambiguous") && unit.contains("its unit"),
         "{unit}"
     );
     let mut options = TraceOptions {
@@ -116,7 +116,7 @@ fn ambiguity_is_refused_and_can_be_settled() {
     };
     let size = open_text(&text, &options).unwrap_err().to_string();
     assert!(
-        size.contains("8 or more") && size.contains("--block-size"),
+        size.contains("8 or more") && size.contains("set it"),
         "{size}"
     );
     options.block_tokens = Some(16);

@@ -66,9 +66,36 @@ fn threads(text: &str) -> Result<usize, String> {
 /// Parses a number of at least 1.
 fn positive(text: &str) -> Result<usize, String> {
     match text.parse() {
-        Ok(0) => Err("must be at least 1".into()),
-        Ok(n) => Ok(n),
-        Err(error) => Err(format!("not a number: {error}")),
+        Ok(n) if n > 0 => Ok(n),
+        _ => Err("must be a whole number, at least 1".into()),
+    }
+}
+
+/// Parses a number of at least 0.
+fn whole(text: &str) -> Result<usize, String> {
+    let bad = |_| "must be a whole number, at least 0".into();
+    text.parse().map_err(bad)
+}
+
+/// Parses a seed.
+fn seed(text: &str) -> Result<u64, String> {
+    let bad = |_| format!("must be a whole number from 0 to {}", u64::MAX);
+    text.parse().map_err(bad)
+}
+
+/// Parses a number of seconds above 0, with a fraction or without.
+fn seconds(text: &str) -> Result<f64, String> {
+    match text.parse() {
+        Ok(Above0(seconds)) => Ok(seconds),
+        Err(error) => Err(format!("{error}, in seconds")),
+    }
+}
+
+/// Parses a name that may not be empty.
+fn name(text: &str) -> Result<String, String> {
+    match text.trim() {
+        "" => Err("must not be empty".into()),
+        _ => Ok(text.to_owned()),
     }
 }
 

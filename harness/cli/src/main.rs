@@ -6,6 +6,9 @@
 //! unreadable input or unreachable target, 3 inconclusive or void.
 
 mod args;
+mod console;
+mod failure;
+mod interrupt;
 mod machine;
 mod model_source;
 mod output;
@@ -21,11 +24,19 @@ use clap::Parser;
 
 use crate::args::{Cli, Verb};
 
-/// Exit code for bad usage, unreadable input and unreachable targets.
-const EXIT_USAGE: u8 = 2;
-
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let words: Vec<_> = std::env::args_os().collect();
+    let as_json = failure::asks_for_json(&words);
+    let cli = match Cli::try_parse_from(words) {
+        Ok(cli) => cli,
+        Err(error) => return failure::usage(&error, as_json),
+    };
+    // These write line by line, so that a reader may stop early. In any other verb a broken pipe
+    // is a server's, and a failure.
+    let writes_lines = matches!(
+        cli.verb,
+        Verb::Model(_) | Verb::Calc(_) | Verb::Engine(_) | Verb::Trace(_) | Verb::Completions(_)
+    );
     let result = match cli.verb {
         Verb::Quickstart(args) => verbs::quickstart::run(&args),
         Verb::Model(args) => verbs::model::run(&args),
@@ -45,28 +56,9 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => code,
-        Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("error: {}", chain(&error));
-            ExitCode::from(EXIT_USAGE)
-        }
+        Err(error) if writes_lines && is_broken_pipe(&error) => ExitCode::SUCCESS,
+        Err(error) => failure::told(&error, as_json),
     }
-}
-
-/// The messages from the outermost to the cause; one that the message before it already ends with
-/// is not said twice.
-fn chain(error: &anyhow::Error) -> String {
-    let mut text = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if text.ends_with(&cause) {
-            continue;
-        }
-        if !text.is_empty() {
-            text.push_str(": ");
-        }
-        text.push_str(&cause);
-    }
-    text
 }
 
 /// Whether the reader of standard output went away, which is no failure of ours.
@@ -75,19 +67,4 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .chain()
         .find_map(|e| e.downcast_ref::<std::io::Error>());
     io.is_some_and(|e| e.kind() == std::io::ErrorKind::BrokenPipe)
-}
-
-#[cfg(test)]
-mod tests {
-    use anyhow::anyhow;
-
-    #[test]
-    fn a_cause_is_said_once() {
-        let error = anyhow!("disk full")
-            .context("cannot write x: disk full")
-            .context("saving");
-        assert_eq!(super::chain(&error), "saving: cannot write x: disk full");
-        let error = anyhow!("disk full").context("cannot write x");
-        assert_eq!(super::chain(&error), "cannot write x: disk full");
-    }
 }

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
+use crate::console;
+
 /// One phase after another.
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
@@ -31,16 +33,17 @@ impl Progress {
     pub(crate) fn phase(&self, message: impl Into<String>) {
         let message = message.into();
         match &self.bar {
-            Some(bar) => bar.set_message(message),
-            None => eprintln!("{message}"),
+            // One line of the screen, whatever is in it.
+            Some(bar) => bar.set_message(pb_record::visible(&message)),
+            None => console::say(message),
         }
     }
 
     /// Says something that stays on the screen.
     pub(crate) fn note(&self, message: impl AsRef<str>) {
         match &self.bar {
-            Some(bar) => bar.println(message.as_ref()),
-            None => eprintln!("{}", message.as_ref()),
+            Some(bar) => bar.println(console::fitted(&console::safe(message.as_ref()))),
+            None => console::say(message),
         }
     }
 

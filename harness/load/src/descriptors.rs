@@ -47,7 +47,7 @@ pub fn ensure_descriptors(connections: usize) -> Result<(), LoadError> {
 ///
 /// # Errors
 /// They do not suffice; the message has both numbers.
-pub(crate) fn ensure_ports(connections: usize, addresses: usize) -> Result<(), LoadError> {
+pub fn ensure_ports(connections: usize, addresses: usize) -> Result<(), LoadError> {
     // Elsewhere the system says it when it has no port left.
     let Ok(text) = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range") else {
         return Ok(());

@@ -56,7 +56,7 @@ mod wire;
 
 pub use connect::ConnectTimes;
 pub use control::{Control, Probe, ResetReport};
-pub use descriptors::ensure_descriptors;
+pub use descriptors::{ensure_descriptors, ensure_ports};
 pub use driver::{Action, Driver, PlanError, SendOrder};
 pub use endpoint::{Endpoint, HttpVersion};
 pub use error::LoadError;

@@ -55,7 +55,7 @@ pub fn wrapped(text: &str, columns: usize, indent: usize) -> Vec<String> {
 }
 
 /// Whether a character acts on the text around it instead of showing itself.
-fn hides(character: char) -> bool {
+pub fn hides(character: char) -> bool {
     let bidirectional = matches!(
         character,
         '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}'

@@ -65,7 +65,7 @@ impl SharegptParams {
             return Err(WorkloadError::parameter("output_len", 0, "must be at least 1").into());
         }
         if self.multi_turn && want.form != Form::Chat {
-            let fix = "conversations are sent as chats: choose the form chat";
+            let fix = "conversations are sent as chats: ask for that";
             return Err(WorkloadError::parameter("multi_turn", true, fix).into());
         }
         let mut drawn = Drawn {

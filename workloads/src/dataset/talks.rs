@@ -34,7 +34,7 @@ impl Answers {
             (_, Form::Chat) => Ok(true),
             (Answers::Auto, _) => Ok(false),
             (Answers::Live, _) => {
-                let fix = "the target's answers are put into a chat: choose the form chat, or \
+                let fix = "the target's answers are put into a chat: send chats, or \
                            planned answers";
                 Err(crate::error::WorkloadError::parameter("answers", "live", fix).into())
             }

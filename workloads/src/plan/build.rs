@@ -166,8 +166,8 @@ impl<'a> Builder<'a> {
 
     fn turns(&mut self, talk: &Talk) -> Result<Vec<Turn>, DatasetError> {
         if talk.live && self.options.form != Form::Chat {
-            let fix = "the turns repeat the target's own answers, which only a chat can: choose \
-                       the form chat";
+            let fix = "the turns repeat the target's own answers, which only a chat can: send \
+                       them as chats";
             return Err(WorkloadError::parameter("form", "ids", fix).into());
         }
         let mut said: Vec<Message> = Vec::new();

@@ -3,6 +3,7 @@
 use pb_contract::plan::{Plan, PlannedPrompt};
 
 use super::build::Builder;
+use super::{check_bytes, check_requests};
 use crate::dataset::Drawn;
 use crate::error::{DatasetError, WorkloadError};
 use crate::interference::{InterferenceDataset, interference};
@@ -34,6 +35,10 @@ impl Builder<'_> {
         if let Some(horizon_ns) = shape.duration() {
             params.horizon_ns = horizon_ns;
         }
+        // Known before the prompts are made, of which there may be more than memory.
+        let (requests, tokens) = params.size(self.options.seed)?;
+        check_requests(requests)?;
+        check_bytes(tokens.saturating_mul(size_of::<u32>() as u64))?;
         let text = Slice {
             name: Name::Own(0),
             tokens: TEXT_TOKENS,

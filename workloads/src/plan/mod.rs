@@ -200,12 +200,8 @@ pub fn plan(
         }
     };
     let built = builder.finish(&drawn)?;
-    let unique = |asked| DatasetError::Empty {
-        dataset: dataset.name(),
-        why: asked,
-    };
     if built.metas.is_empty() {
-        return Err(unique(why_empty(&drawn, shape)));
+        return Err(empty(dataset, &drawn, shape));
     }
     let mut facts = built.facts(dataset.name(), kind, &drawn, options);
     facts.cut_short = due.cut_short;
@@ -221,7 +217,19 @@ pub fn plan(
     })
 }
 
-fn why_empty(drawn: &Drawn, shape: &LoadShape) -> String {
+fn empty(dataset: &Dataset, drawn: &Drawn, shape: &LoadShape) -> DatasetError {
+    DatasetError::Empty {
+        dataset: dataset.name(),
+        why: why_empty(dataset, drawn, shape),
+    }
+}
+
+fn why_empty(dataset: &Dataset, drawn: &Drawn, shape: &LoadShape) -> String {
+    // A file with arrivals has rows, though none may be due in time.
+    let nothing_read = drawn.rows_read == 0 && drawn.dropped.is_empty() && !drawn.has_arrivals;
+    if nothing_read && Dataset::needs_path(dataset.name()) {
+        return "its file has no rows: is it the right one, and whole?".to_owned();
+    }
     match (drawn.dropped.is_empty(), shape.duration_s) {
         (false, _) => format!(
             "of {} rows all were dropped, {:?}: change the limits that drop them",
@@ -280,6 +288,9 @@ fn drawn_and_due(
     }
     want.count = asked.unwrap_or(usize::MAX);
     let mut drawn = dataset.draw(&want)?;
+    if drawn.len() == 0 {
+        return Err(empty(dataset, &drawn, shape));
+    }
     if recorded && !drawn.has_arrivals {
         let fix = "the file has no arrivals: give a request_rate or max_concurrency";
         return Err(WorkloadError::parameter("arrival", "trace", fix).into());

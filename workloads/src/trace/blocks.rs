@@ -204,9 +204,7 @@ impl BlockSurvey {
                 [] => {}
                 [tokens] => return rule(tokens, "the only power of two that fits"),
                 _ => {
-                    return Err(format!(
-                        "the block size is ambiguous: {allowed}; set --block-size"
-                    ));
+                    return Err(format!("the block size is ambiguous: {allowed}; set it"));
                 }
             }
         }
@@ -218,7 +216,7 @@ impl BlockSurvey {
                 "no block size fits all rows: line {line} is the first that contradicts those \
                  before it, with {names} ids for {tokens} tokens"
             ),
-            None => format!("no power of two is a block size here: {allowed}; set --block-size"),
+            None => format!("no power of two is a block size here: {allowed}; set it"),
         })
     }
 }
@@ -272,10 +270,7 @@ mod tests {
         let why = unclear
             .decide(TraceFormat::VllmTimed, None, None)
             .unwrap_err();
-        assert!(
-            why.contains("ambiguous") && why.contains("--block-size"),
-            "{why}"
-        );
+        assert!(why.contains("ambiguous") && why.contains("set it"), "{why}");
         unclear.add(10_000, 3, 9);
         unclear.add(10, 3, 12);
         let why = unclear

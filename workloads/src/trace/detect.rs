@@ -3,7 +3,7 @@
 use std::io::BufRead;
 use std::path::Path;
 
-use crate::trace::error::TraceError;
+use crate::trace::error::{Place, TraceError};
 use crate::trace::formats::{Dialect, Fields, TraceFormat, dialect_of};
 use crate::trace::reader::open_file;
 use crate::trace::records::{Framing, Records};
@@ -146,11 +146,12 @@ fn named_blocks<R: BufRead>(
 fn unknown(name: &str, start: &str) -> TraceError {
     let known: Vec<&str> = TraceFormat::ALL.map(TraceFormat::name).to_vec();
     TraceError::Ambiguous {
-        file: name.to_owned(),
+        place: Place::whole(name),
+        key: (!start.is_empty()).then_some("format"),
         message: match start.is_empty() {
-            true => "the file is empty".to_owned(),
+            true => "the file is empty: is it the right one?".to_owned(),
             false => format!(
-                "of no known format: it starts with `{}`; set --format to one of {}",
+                "of no known format: it starts with `{}`; set its format to one of {}",
                 shortened(start),
                 known.join(", ")
             ),

@@ -8,13 +8,26 @@ use std::sync::Arc;
 pub struct Place {
     /// Name of the file as the caller gave it.
     pub file: Arc<str>,
-    /// Line, from 1.
+    /// Line, from 1; 0 for the file as a whole.
     pub line: u64,
+}
+
+impl Place {
+    /// A file as a whole.
+    pub(crate) fn whole(file: impl Into<Arc<str>>) -> Place {
+        Place {
+            file: file.into(),
+            line: 0,
+        }
+    }
 }
 
 impl fmt::Display for Place {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.file, self.line)
+        match self.line {
+            0 => f.write_str(&self.file),
+            line => write!(f, "{}:{line}", self.file),
+        }
     }
 }
 
@@ -49,13 +62,15 @@ pub enum TraceError {
         /// What it must be.
         fix: String,
     },
-    /// The file as a whole does not say what must be known.
-    #[error("{file}: {message}")]
+    /// The file does not say what must be known, or contradicts what was set.
+    #[error("{place}: {message}")]
     Ambiguous {
-        /// Name of the file.
-        file: String,
+        /// Where.
+        place: Place,
         /// What cannot be told, why, and what to set.
         message: String,
+        /// The parameter that settles it, if one does: `format`, `unit` or `block_size`.
+        key: Option<&'static str>,
     },
     /// A parameter of the realisation.
     #[error("{key} = {value}: {fix}")]
@@ -70,6 +85,16 @@ pub enum TraceError {
 }
 
 impl TraceError {
+    /// The parameter that is wrong, or that would settle it: `unit`, `format`, `block_size`,
+    /// `time_scale` and so on. Programs call it by names of their own.
+    pub fn key(&self) -> Option<&'static str> {
+        match self {
+            TraceError::Parameter { key, .. } => Some(key),
+            TraceError::Ambiguous { key, .. } => *key,
+            TraceError::Io { .. } | TraceError::Line { .. } | TraceError::Value { .. } => None,
+        }
+    }
+
     /// A value that cannot be; a long one is cut.
     pub(crate) fn value(
         place: &Place,
@@ -77,16 +102,10 @@ impl TraceError {
         value: impl fmt::Display,
         fix: impl Into<String>,
     ) -> Self {
-        const SHOWN_CHARS: usize = 60;
-        let mut value = value.to_string();
-        if let Some((at, _)) = value.char_indices().nth(SHOWN_CHARS) {
-            value.truncate(at);
-            value.push_str("...");
-        }
         TraceError::Value {
             place: place.clone(),
             key: key.to_owned(),
-            value,
+            value: shortened(value),
             fix: fix.into(),
         }
     }
@@ -97,4 +116,15 @@ impl TraceError {
             message: message.into(),
         }
     }
+}
+
+/// A value as a message shows it.
+pub(crate) fn shortened(value: impl fmt::Display) -> String {
+    const SHOWN_CHARS: usize = 60;
+    let mut value = value.to_string();
+    if let Some((at, _)) = value.char_indices().nth(SHOWN_CHARS) {
+        value.truncate(at);
+        value.push_str("...");
+    }
+    value
 }

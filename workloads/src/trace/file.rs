@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use crate::trace::TraceRow;
 use crate::trace::blocks::{BlockRule, BlockSurvey};
 use crate::trace::detect::detect;
-use crate::trace::error::TraceError;
+use crate::trace::error::{Place, TraceError};
 use crate::trace::formats::{FileTime, TraceFormat};
 use crate::trace::reader::{TraceReader, open_file};
 use crate::trace::records::Records;
@@ -86,13 +86,15 @@ impl TraceFile {
         if survey.cut {
             evidence.push(format!("looked at the first {rows} rows"));
         }
-        let refuse = |message: String| TraceError::Ambiguous {
-            file: path.display().to_string(),
+        let refuse = |key, message: String| TraceError::Ambiguous {
+            place: Place::whole(path.display().to_string()),
             message,
+            key: Some(key),
         };
         let mut unit = None;
         if survey.times.any() {
-            let (decided, why) = survey.times.decide(format, options.unit).map_err(refuse)?;
+            let decided = survey.times.decide(format, options.unit);
+            let (decided, why) = decided.map_err(|why| refuse("unit", why))?;
             evidence.push(format!("unit {decided}: {why}"));
             unit = Some(decided);
         }
@@ -100,7 +102,7 @@ impl TraceFile {
         if survey.blocks.named_rows > 0 {
             let stated = stated_block_tokens(path);
             let decided = survey.blocks.decide(format, options.block_tokens, stated);
-            let (rule, why) = decided.map_err(refuse)?;
+            let (rule, why) = decided.map_err(|why| refuse("block_size", why))?;
             evidence.push(format!("block size {}: {why}", rule.tokens));
             blocks = Some(rule);
         }

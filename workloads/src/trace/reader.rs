@@ -4,13 +4,12 @@ use std::collections::{BTreeMap, VecDeque};
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::sync::Arc;
 
 use pb_contract::Nanos;
 
 use crate::trace::TraceRow;
 use crate::trace::blocks::BlockRule;
-use crate::trace::error::{Place, TraceError};
+use crate::trace::error::{Place, TraceError, shortened};
 use crate::trace::formats::{FileRow, FileTime, RecordParser, TraceFormat};
 use crate::trace::records::Records;
 use crate::trace::time::TimeUnit;
@@ -43,10 +42,7 @@ pub(crate) fn open_file(path: &Path) -> Result<BufReader<File>, TraceError> {
         false => Ok(file),
     });
     let file = opened.map_err(|source| TraceError::Io {
-        place: Place {
-            file: Arc::from(path.display().to_string()),
-            line: 0,
-        },
+        place: Place::whole(path.display().to_string()),
         source,
     })?;
     Ok(BufReader::with_capacity(1 << 16, file))
@@ -133,9 +129,14 @@ impl<R: BufRead> TraceReader<R> {
     fn arrival(&mut self, at: FileTime, row: &mut TraceRow) -> Result<Nanos, TraceError> {
         let place = self.records.place();
         let in_ns = |value: crate::trace::time::Decimal| {
-            let too_late = || {
-                let fix = format!("too late when counted in {}: set --unit", self.unit);
-                TraceError::value(place, "timestamp", value, fix)
+            let too_late = || TraceError::Ambiguous {
+                place: place.clone(),
+                message: format!(
+                    "timestamp = {}: too late when counted in {}; set its unit",
+                    shortened(value),
+                    self.unit
+                ),
+                key: Some("unit"),
             };
             value.ns(self.unit).ok_or_else(too_late)
         };

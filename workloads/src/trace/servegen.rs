@@ -12,6 +12,7 @@ use std::sync::Arc;
 use pb_contract::{Nanos, Stream};
 use serde_json::Value;
 
+use crate::plain::plain;
 use crate::trace::TraceRow;
 use crate::trace::error::{Place, TraceError};
 
@@ -114,7 +115,8 @@ impl ServeGen {
         found.sort();
         if found.is_empty() {
             return Err(TraceError::Ambiguous {
-                file: directory.display().to_string(),
+                place: Place::whole(directory.display().to_string()),
+                key: None,
                 message: "a directory without chunk-N-trace.csv files, the only kind of directory \
                           that holds a trace"
                     .into(),
@@ -164,7 +166,7 @@ impl ServeGen {
         let scale = params.rate_scale;
         if !(scale.is_finite() && scale > 0.0) {
             return Err(TraceError::Parameter {
-                key: "--rate-scale",
+                key: "rate_scale",
                 value: scale.to_string(),
                 fix: "must be a positive number".into(),
             });
@@ -172,9 +174,11 @@ impl ServeGen {
         let expected = self.expected(params);
         if expected > MAX_REQUESTS {
             return Err(TraceError::Parameter {
-                key: "--duration",
+                key: "duration_s",
                 value: params.duration_s.to_string(),
-                fix: format!("would give {expected:.0} requests: shorten it or lower --rate-scale"),
+                fix: format!(
+                    "would give {expected:.0} requests: shorten it or lower the rate scale"
+                ),
             });
         }
         let mut generated = Generated::default();
@@ -389,8 +393,12 @@ fn window(line: &str) -> Option<Window> {
 fn lengths(path: &Path) -> Result<BTreeMap<u64, LengthWindow>, TraceError> {
     let text = text_of(path)?;
     let place = at(path, 1);
-    let parsed: BTreeMap<String, Value> = serde_json::from_str(&text)
-        .map_err(|e| TraceError::line(&place, format!("not a JSON object of windows: {e}")))?;
+    let parsed: BTreeMap<String, Value> = serde_json::from_str(&text).map_err(|e| {
+        TraceError::line(
+            &place,
+            format!("not a JSON object of windows: {}", plain(&e.to_string())),
+        )
+    })?;
     let mut windows = BTreeMap::new();
     for (start, fields) in parsed {
         let read = |key: &str| {

@@ -16,7 +16,7 @@ pub fn fits(row: &TraceRow, max_model_len: usize) -> bool {
 /// # Errors
 /// A factor that is not a positive number.
 pub fn time_scale(factor: f64) -> Result<impl Fn(&mut TraceRow), TraceError> {
-    positive("--time-scale", factor)?;
+    positive("time_scale", factor)?;
     let scale = move |ns: Nanos| Nanos((ns.0 as f64 * factor).round() as u64);
     Ok(move |row: &mut TraceRow| {
         row.arrival_ns = scale(row.arrival_ns);
@@ -52,12 +52,12 @@ impl LengthScale {
     /// A factor that is not a positive number, or that makes a block of no whole number of tokens:
     /// names would then stand for slices of different lengths.
     pub fn new(factor: f64, block_tokens: usize) -> Result<Self, TraceError> {
-        positive("--scale-length", factor)?;
+        positive("length_scale", factor)?;
         let scaled = factor * block_tokens as f64;
         let whole = scaled.round();
         if block_tokens > 0 && (whole < 1.0 || (scaled - whole).abs() > 1e-9 * whole) {
             return Err(TraceError::Parameter {
-                key: "--scale-length",
+                key: "length_scale",
                 value: factor.to_string(),
                 fix: format!(
                     "must turn a block of {block_tokens} tokens into a whole number of them, not \

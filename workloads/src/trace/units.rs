@@ -65,7 +65,7 @@ impl TimeSurvey {
             }
             return Err(format!(
                 "{format} documents {unit}, which cannot be: {seen}, where one request an hour to \
-                 10,000 a second is possible; set --unit"
+                 10,000 a second is possible; set its unit"
             ));
         }
         let candidates = [TimeUnit::S, TimeUnit::Ms];
@@ -77,9 +77,9 @@ impl TimeSurvey {
         match (&usual[..], possible) {
             (&[unit], _) => Ok((unit, format!("the only one with a usual rate; {seen}"))),
             (&[], Some(_)) | (&[_, _], _) => Err(format!(
-                "the unit of `timestamp` is ambiguous: {seen}; set --unit s or --unit ms"
+                "the unit of `timestamp` is ambiguous: {seen}; set its unit to s or ms"
             )),
-            _ => Err(format!("no unit fits `timestamp`: {seen}; set --unit")),
+            _ => Err(format!("no unit fits `timestamp`: {seen}; set its unit")),
         }
     }
 
@@ -124,7 +124,10 @@ mod tests {
         let mut fast = TimeSurvey::default();
         (0..=100_000).for_each(|i| fast.add(Decimal::parse(&(i / 1_000).to_string()).unwrap()));
         let why = fast.decide(TraceFormat::Mooncake, None).unwrap_err();
-        assert!(why.contains("cannot be") && why.contains("--unit"), "{why}");
+        assert!(
+            why.contains("cannot be") && why.contains("its unit"),
+            "{why}"
+        );
         assert_eq!(
             fast.decide(TraceFormat::Mooncake, Some(TimeUnit::S))
                 .unwrap()
@@ -151,7 +154,7 @@ mod tests {
         // 20 units apart: 50 a second or three a minute, and both can be.
         let why = decide(&["0.5", "20.5", "40.5"]).unwrap_err();
         assert!(
-            why.contains("ambiguous") && why.contains("--unit s"),
+            why.contains("ambiguous") && why.contains("unit to s or ms"),
             "{why}"
         );
         assert!(why.contains("ms would mean 50.000/s"), "{why}");

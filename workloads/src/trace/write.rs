@@ -75,7 +75,7 @@ impl TraceWriter {
         };
         if let Some(why) = refused {
             return Err(TraceError::Parameter {
-                key: "--to",
+                key: "to",
                 value: name.to_owned(),
                 fix: format!("cannot hold row {}: {why}", row.number),
             });

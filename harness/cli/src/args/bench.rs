@@ -16,7 +16,7 @@ pub(crate) use text::{Above0, Secret, Text, Warmup};
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]
-#[command(after_help = AFTER)]
+#[command(after_help = AFTER, allow_negative_numbers = true)]
 pub(crate) struct BenchArgs {
     /// Suite file: the settings of a run, and of its arms.
     #[arg(long, value_name = "FILE")]

@@ -3,12 +3,15 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
+use pb_judge::leak::MAX_TRIALS;
 
-use super::positive;
+use super::{name, positive, seconds, seed, whole};
 
 /// Arguments of `leak`.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    allow_negative_numbers = true,
+    after_help = "Examples:
   prefillbench leak --base-url http://127.0.0.1:8000 --model M
   prefillbench leak --base-url http://127.0.0.1:8000 --model M --no-salt
   prefillbench leak --base-url http://gateway --model M --tenant-header x-tenant
@@ -18,13 +21,14 @@ Each trial primes a prompt of the tool's own making as tenant A, then sends in r
 prompt again as tenant A, the prompt as tenant B, and a prompt that nobody sent. Tenant A must be
 seen to hit (or the cache is off), tenant B must not. Nobody else's prompts are used or guessed.
 
-Exit codes: 0 isolated, 1 leaks, 2 bad usage or unreachable, 3 cache off or inconclusive.")]
+Exit codes: 0 isolated, 1 leaks, 2 bad usage or unreachable, 3 cache off or inconclusive."
+)]
 pub(crate) struct LeakArgs {
     /// Address of the server, such as http://127.0.0.1:8000.
     #[arg(long, value_name = "URL")]
     pub(crate) base_url: String,
     /// Name of the model in requests.
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = name)]
     pub(crate) model: String,
     /// Interface.
     #[arg(long, value_enum, default_value_t = LeakApi::Completions)]
@@ -54,31 +58,31 @@ pub(crate) struct LeakArgs {
     #[arg(long, value_name = "NAME=VALUE", value_parser = header)]
     pub(crate) header: Vec<(String, String)>,
     /// Trials of four requests; default: as many as the power needs.
-    #[arg(long, value_name = "N", value_parser = positive)]
+    #[arg(long, value_name = "N", value_parser = trials)]
     pub(crate) trials: Option<usize>,
     /// Chance to show that an isolating server isolates, by timing alone.
     #[arg(long, value_name = "P", default_value_t = 0.9, value_parser = share)]
     pub(crate) power: f64,
     /// Length of each prompt, several of the server's blocks: tokens, or words of a text.
-    #[arg(long, value_name = "N", default_value = "512", value_parser = positive)]
+    #[arg(long, value_name = "N", default_value = "512", value_parser = prompt_len)]
     pub(crate) prompt_len: usize,
     /// Token ids that prompts are drawn from, the last one excluded.
     #[arg(long, value_name = "LO..HI", default_value = "1000..16000", value_parser = id_range)]
     pub(crate) random_range_ids: (u32, u32),
     /// Requests sent first, which count for nothing.
-    #[arg(long, value_name = "N", default_value_t = 4)]
+    #[arg(long, value_name = "N", default_value = "4", value_parser = warmup)]
     pub(crate) warmup: usize,
     /// Pause between two requests.
-    #[arg(long, value_name = "MS", default_value_t = 0)]
+    #[arg(long, value_name = "MS", default_value = "0", value_parser = pause_ms)]
     pub(crate) pause_ms: u64,
     /// Longest wait for a first token.
-    #[arg(long, value_name = "SECONDS", default_value_t = 60)]
-    pub(crate) timeout_first_token: u64,
+    #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
+    pub(crate) timeout_first_token: f64,
     /// Seed of the prompts and of the order.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value = "1", value_parser = seed)]
     pub(crate) seed: u64,
     /// Makes the prompts new; default: from the time, so that no run finds what an earlier left.
-    #[arg(long)]
+    #[arg(long, value_name = "N", value_parser = seed)]
     pub(crate) nonce: Option<u64>,
     /// Run directory to create; default: results/leak-TIME.
     #[arg(long, value_name = "DIR")]
@@ -104,6 +108,38 @@ pub(crate) enum LeakUnit {
     Ids,
     /// Words, which the server turns into tokens.
     Text,
+}
+
+/// Longest prompt, in tokens or words: beyond the context of any server.
+const MAX_PROMPT_LEN: usize = 1 << 22;
+
+/// Requests of a warm-up: more warm nothing further.
+const MAX_WARMUP: usize = 10_000;
+
+/// An hour between two requests is no pause but a mistake.
+const MAX_PAUSE_MS: usize = 3_600_000;
+
+fn trials(text: &str) -> Result<usize, String> {
+    at_most(positive(text)?, MAX_TRIALS)
+}
+
+fn prompt_len(text: &str) -> Result<usize, String> {
+    at_most(positive(text)?, MAX_PROMPT_LEN)
+}
+
+fn warmup(text: &str) -> Result<usize, String> {
+    at_most(whole(text)?, MAX_WARMUP)
+}
+
+fn pause_ms(text: &str) -> Result<u64, String> {
+    at_most(whole(text)?, MAX_PAUSE_MS).map(|ms| ms as u64)
+}
+
+fn at_most(value: usize, most: usize) -> Result<usize, String> {
+    match value <= most {
+        true => Ok(value),
+        false => Err(format!("must be at most {most}")),
+    }
 }
 
 /// Fewer ids than these cannot make prompts that differ surely.

@@ -5,6 +5,8 @@ use std::fmt::Write;
 use pb_judge::numerics::{ConfigVerdict, Validation};
 use pb_judge::verdict::Verdict;
 
+use crate::console::wrapped;
+
 /// The reasons of a verdict in one sentence.
 pub(crate) fn reasons(verdict: &Verdict) -> String {
     match verdict {
@@ -35,21 +37,6 @@ fn worst_share(verdict: &ConfigVerdict) -> String {
         }
         None => "nothing measured".into(),
     }
-}
-
-/// `text` in lines of at most `width` characters, cut between words.
-fn wrapped(text: &str, width: usize) -> Vec<String> {
-    let mut lines: Vec<String> = Vec::new();
-    for word in text.split_whitespace() {
-        match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
-                line.push(' ');
-                line.push_str(word);
-            }
-            _ => lines.push(word.to_string()),
-        }
-    }
-    lines
 }
 
 /// The whole table, at most 100 columns wide.

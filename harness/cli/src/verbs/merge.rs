@@ -7,7 +7,7 @@ use pb_bench::files::{JoinOptions, join};
 use pb_bench::table;
 
 use crate::args::MergeArgs;
-use crate::output;
+use crate::{console, output};
 
 /// Joins the shards and prints the numbers of the whole.
 pub(crate) fn run(args: &MergeArgs) -> Result<ExitCode> {
@@ -17,11 +17,10 @@ pub(crate) fn run(args: &MergeArgs) -> Result<ExitCode> {
     };
     let document = join(&args.runs, &args.out, &options)
         .with_context(|| format!("cannot join into {}", args.out.display()))?;
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&document)?,
-        false => table::text(&document),
-    };
-    output::line(&text)?;
-    eprintln!("run directory: {}", args.out.display());
+    match args.json {
+        true => output::json(&document)?,
+        false => output::table(&table::text(&document))?,
+    }
+    console::say(format!("run directory: {}", args.out.display()));
     Ok(ExitCode::from(document.exit_code()))
 }

@@ -12,6 +12,7 @@ use tokio::sync::mpsc;
 
 use super::quickstart::READY_PREFIX;
 use crate::args::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};
+use crate::console;
 
 /// Serves until told to stop, then writes what was sent.
 pub(crate) fn run(args: &MockArgs) -> Result<ExitCode> {
@@ -33,7 +34,9 @@ pub(crate) fn run(args: &MockArgs) -> Result<ExitCode> {
         late.percentile(100),
     ) {
         let writes = late.writes();
-        eprintln!("{writes} writes, late by {p50} (p50), {p99} (p99), {most} (most)");
+        console::say(format!(
+            "{writes} writes, late by {p50} (p50), {p99} (p99), {most} (most)"
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }

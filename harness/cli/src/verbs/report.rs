@@ -14,7 +14,7 @@ use pb_report::bench::{BenchReport, Pictures};
 
 use super::quickstart::NOTES_FILE;
 use crate::args::ReportArgs;
-use crate::output;
+use crate::{console, output};
 
 /// Name of the page.
 pub(crate) const HTML_FILE: &str = "report.html";
@@ -50,12 +50,14 @@ pub(crate) fn render(dir: &Path) -> Result<Rendered> {
 
 /// Prints the verdict: tables, or one JSON document.
 pub(crate) fn print(rendered: &Rendered, json: bool) -> Result<()> {
-    let text = if json {
-        serde_json::to_string_pretty(&rendered.verdict)?
-    } else {
-        pb_report::terminal(&rendered.verdict, TABLE_WIDTH, color())
-    };
-    output::line(&text)
+    if json {
+        return output::json(&rendered.verdict);
+    }
+    output::painted(&pb_report::terminal(
+        &rendered.verdict,
+        TABLE_WIDTH,
+        color(),
+    ))
 }
 
 /// Whether standard output takes colours.
@@ -72,7 +74,7 @@ pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
     }
     let rendered = render(&args.run).with_context(cannot)?;
     print(&rendered, args.json)?;
-    eprintln!("report: {}", args.run.join(HTML_FILE).display());
+    console::say(format!("report: {}", args.run.join(HTML_FILE).display()));
     Ok(ExitCode::from(rendered.verdict.outcome.exit_code()))
 }
 
@@ -124,11 +126,10 @@ pub(crate) fn render_bench(dir: &Path) -> Result<RenderedBench> {
 fn run_bench(args: &ReportArgs) -> Result<ExitCode> {
     let rendered = render_bench(&args.run)?;
     let document = &rendered.run.document;
-    let text = match args.json {
-        true => serde_json::to_string_pretty(document)?,
-        false => rendered.report().terminal(TABLE_WIDTH, color()),
-    };
-    output::line(&text)?;
-    eprintln!("report: {}", args.run.join(HTML_FILE).display());
+    match args.json {
+        true => output::json(document)?,
+        false => output::painted(&rendered.report().terminal(TABLE_WIDTH, color()))?,
+    }
+    console::say(format!("report: {}", args.run.join(HTML_FILE).display()));
     Ok(ExitCode::from(document.exit_code()))
 }

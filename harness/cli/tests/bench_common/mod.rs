@@ -2,8 +2,10 @@
 
 #![allow(dead_code, reason = "each test file uses its own part")]
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Output;
+use std::time::Duration;
 
 use pb_mock::{CacheModel, Dist, Handle, Mock, MockOptions, Timing};
 use serde_json::Value;
@@ -117,6 +119,41 @@ pub(crate) fn reasons(doc: &Value) -> Vec<&str> {
     let late = |text: &&str| text.contains("driver lag") || text.contains("same instant");
     let texts = reasons.iter().filter_map(Value::as_str);
     texts.filter(|text| !late(text)).collect()
+}
+
+/// The rows of a table of a run directory, a map from column to value each.
+pub(crate) fn rows(dir: &Path, run: &str, file: &str) -> Vec<BTreeMap<String, String>> {
+    let text = read(dir, run, file);
+    let mut reader = csv::Reader::from_reader(text.as_bytes());
+    let all = reader.deserialize().collect::<Result<_, _>>();
+    all.expect("a table")
+}
+
+/// A column of a row that is a whole number.
+pub(crate) fn number(row: &BTreeMap<String, String>, column: &str) -> u64 {
+    let text = &row[column];
+    text.parse()
+        .unwrap_or_else(|error| panic!("{column} = {text}: {error}"))
+}
+
+/// Waits until so many requests are in `requests.csv` of the run, for two minutes at most: a slow
+/// machine takes its time.
+pub(crate) fn wait_for_rows(dir: &Path, run: &str, wanted: usize) {
+    let path = dir.join(run).join("requests.csv");
+    for _ in 0..2400 {
+        let text = std::fs::read_to_string(&path).unwrap_or_default();
+        // The first line has the names; what follows the last line feed was cut off.
+        if text.matches('\n').count() > wanted {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{wanted} requests did not end within two minutes");
+}
+
+/// Whether a text acts on a terminal.
+pub(crate) fn acts(text: &str) -> bool {
+    text.chars().any(|c| c.is_control() && c != '\n')
 }
 
 /// A file of a run directory.

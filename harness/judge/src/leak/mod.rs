@@ -24,5 +24,5 @@ mod coverage_tests;
 mod rules_tests;
 
 pub use auc::{Auc, auc};
-pub use power::{power_of_trials, trials_for_power};
+pub use power::{MAX_TRIALS, power_of_trials, trials_for_power};
 pub use rules::{Arm, ArmFinding, Finding, LeakRules, LeakVerdict, Observation, Trial, judge};

@@ -9,7 +9,7 @@ use pb_stats::{normal_cdf, normal_quantile};
 use super::auc::variance_at;
 
 /// More trials than anyone runs; a limit that needs more is refused.
-const MAX_TRIALS: usize = 100_000;
+pub const MAX_TRIALS: usize = 100_000;
 
 /// The chance that `trials` trials show that the area lies below `limit` (above 0.5) when it is
 /// 0.5, at the two-sided `confidence`. By the normal approximation of the score interval.

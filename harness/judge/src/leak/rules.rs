@@ -185,6 +185,22 @@ pub struct Finding {
     pub arms: [ArmFinding; 3],
 }
 
+impl Finding {
+    /// The finding of a probe that was stopped before the `planned` number of trials. The design
+    /// was fixed beforehand so that nobody can stop when they like what they see; a design that
+    /// was not carried out says nothing.
+    pub fn interrupted(mut self, planned: usize) -> Finding {
+        self.verdict = LeakVerdict::Inconclusive;
+        let reason = format!(
+            "the probe was stopped after {} of {planned} trials, so its design was not carried \
+             out; let it run to its end",
+            self.trials
+        );
+        self.reasons.insert(0, reason);
+        self
+    }
+}
+
 /// Judges the trials.
 ///
 /// `Leaks` needs one usage that admits a hit of the other arm, or times whose interval lies at or

@@ -208,3 +208,25 @@ fn times_of_an_arm_by_hand() {
     assert_eq!(finding.arms[1].auc.unwrap().value, 0.5);
     assert_eq!(finding.arms[2].auc, None);
 }
+
+/// Whoever stops when they have seen enough would choose the verdict.
+#[test]
+fn a_probe_that_was_stopped_says_nothing_whatever_it_saw() {
+    let leaking = Server {
+        other: ISOLATING.same,
+        ..ISOLATING
+    };
+    for server in [ISOLATING, leaking] {
+        let finding = judge(&trials(server, 50), &LeakRules::default()).interrupted(N);
+        assert_eq!(finding.verdict, LeakVerdict::Inconclusive);
+        assert!(
+            finding.reasons[0].contains("stopped after 50 of 172 trials"),
+            "{:?}",
+            finding.reasons
+        );
+        assert_eq!(finding.trials, 50);
+    }
+    // Before the first trial had ended, too.
+    let finding = judge(&[], &LeakRules::default()).interrupted(N);
+    assert_eq!(finding.verdict.exit_code(), 3);
+}

@@ -2,6 +2,7 @@
 
 use serde_json::{Map, Value};
 
+use crate::plain::plain;
 use crate::trace::error::{Place, TraceError};
 use crate::trace::time::Decimal;
 use crate::trace::{ChatTurn, RowPrompt};
@@ -19,7 +20,11 @@ pub(crate) struct Fields<'a> {
 impl<'a> Fields<'a> {
     pub(crate) fn parse(record: &str, place: &'a Place) -> Result<Self, TraceError> {
         let map = serde_json::from_str(record);
-        let map = map.map_err(|e| TraceError::line(place, format!("not a JSON object: {e}")))?;
+        let not_one = |e: serde_json::Error| {
+            let why = plain(&e.to_string());
+            TraceError::line(place, format!("not a JSON object: {why}"))
+        };
+        let map = map.map_err(not_one)?;
         Ok(Fields { map, place })
     }
 

@@ -15,7 +15,8 @@ use super::names::{
     TraceArrivals, TraceUnit,
 };
 use super::text::{
-    Above0, AtLeast0, IdRange, JsonObject, Pair, Positive, Rate, Route, Secret, Share, Text, Warmup,
+    Above0, AtLeast0, IdRange, JsonObject, Nonce, Pair, Positive, Rate, Route, Secret, Share, Text,
+    Warmup,
 };
 
 /// Declares the options once: the struct, and the laying of one over another.
@@ -55,11 +56,11 @@ pub(crate) struct BenchOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) port: Option<u16>,
     /// Name of the model; default: the first that the server offers.
-    #[arg(long, help_heading = TARGET)]
+    #[arg(long, value_parser = super::super::name, help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) model: Option<String>,
     /// Name that requests carry, when it is not that of --model.
-    #[arg(long, value_name = "NAME", help_heading = TARGET)]
+    #[arg(long, value_name = "NAME", value_parser = super::super::name, help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) served_model_name: Option<String>,
     /// Route of the measured requests; default: the usual one of --api.
@@ -172,9 +173,15 @@ pub(crate) struct BenchOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) shard: Option<Text<Shard>>,
     /// Seed of the prompts and of the arrivals; default: 1.
-    #[arg(long, help_heading = LOAD)]
+    #[arg(long, value_parser = super::super::seed, help_heading = LOAD)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) seed: Option<u64>,
+    /// Other texts of the prompts for the same lengths and arrivals; default: none.
+    ///
+    /// So a run that is repeated with its seed does not find its own prompts in the cache.
+    #[arg(long, value_name = "TEXT", help_heading = LOAD)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) nonce: Option<Text<Nonce>>,
 
     /// Workload; default: random.
     #[arg(long, value_enum, value_name = "NAME", help_heading = WORKLOAD)]
@@ -214,7 +221,7 @@ pub(crate) struct BenchOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) random_range_ratio: Option<Text<AtLeast0>>,
     /// Tokens in front of each prompt that all share; default: 0.
-    #[arg(long, value_name = "N", help_heading = WORKLOAD)]
+    #[arg(long, value_name = "N", value_parser = super::super::whole, help_heading = WORKLOAD)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) random_prefix_len: Option<usize>,
     /// Token ids that prompts are drawn from, the last one excluded; default: 1000..16000.

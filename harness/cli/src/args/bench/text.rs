@@ -155,6 +155,26 @@ impl FromStr for Rate {
     }
 }
 
+/// Longest nonce, in bytes.
+const MAX_NONCE: usize = 200;
+
+/// A text that makes prompts other ones.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Nonce(pub(crate) String);
+
+impl FromStr for Nonce {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.trim().is_empty() || text.len() > MAX_NONCE {
+            true => Err(format!(
+                "must be a text of 1 to {MAX_NONCE} bytes, as in run-2"
+            )),
+            false => Ok(Nonce(text.to_owned())),
+        }
+    }
+}
+
 /// The path of a route.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Route(pub(crate) String);
@@ -246,6 +266,9 @@ impl<'de> Deserialize<'de> for Secret {
     }
 }
 
+/// Requests of a warm-up: more warm nothing further.
+const MAX_WARMUP: usize = 100_000;
+
 /// How much is sent before the measurement.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Warmup {
@@ -265,7 +288,11 @@ impl FromStr for Warmup {
                 Ok(Above0(seconds)) => Ok(Warmup::Seconds(seconds)),
                 Err(_) => Err(bad()),
             },
-            None => text.parse().map(Warmup::Requests).map_err(|_| bad()),
+            None => match text.parse() {
+                Ok(count) if count > MAX_WARMUP => Err(format!("must be at most {MAX_WARMUP}")),
+                Ok(count) => Ok(Warmup::Requests(count)),
+                Err(_) => Err(bad()),
+            },
         }
     }
 }
@@ -278,9 +305,10 @@ impl FromStr for JsonObject {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        serde_json::from_str(text)
-            .map(JsonObject)
-            .map_err(|error| format!("must be a JSON object, as in {{\"top_k\":20}}: {error}"))
+        serde_json::from_str(text).map(JsonObject).map_err(|error| {
+            let why = pb_workloads::plain(&error.to_string());
+            format!("must be a JSON object, as in {{\"top_k\":20}}: {why}")
+        })
     }
 }
 

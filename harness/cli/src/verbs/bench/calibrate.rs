@@ -24,7 +24,7 @@ use pb_stats::nearest_rank;
 use self::child::MockChild;
 use self::compare::{Errors, read_log};
 use self::load::CalibrationLoad;
-use super::interrupt::Interrupted;
+use crate::interrupt::Interrupted;
 
 /// Driver lag, and the delay between a write and its read, beyond which a client is late.
 const LIMIT: Nanos = Nanos::from_millis(1);

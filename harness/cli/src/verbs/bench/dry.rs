@@ -24,15 +24,14 @@ pub(crate) fn run(
     tokenizer: Option<&TargetTokenizer>,
 ) -> Result<ExitCode> {
     let schedule = schedule(settings, tokenizer, Known::default())?;
-    let text = match settings.format {
-        Format::Json => serde_json::to_string_pretty(&json!({
+    match settings.format {
+        Format::Json => output::json(&json!({
             "settings": settings,
             "suite": suite,
             "schedule": schedule.facts(),
         }))?,
-        _ => table(settings, suite, &schedule)?,
-    };
-    output::line(&text)?;
+        _ => output::table(&table(settings, suite, &schedule)?)?,
+    }
     Ok(ExitCode::SUCCESS)
 }
 

@@ -21,7 +21,7 @@ const ON_TERMINAL: Nanos = Nanos::from_millis(250);
 const ELSEWHERE: Nanos = Nanos::from_secs(10);
 
 /// A horizon beyond this is no expectation but "until the requests are used up".
-const LONGEST: Nanos = Nanos::from_secs(7 * 24 * 3600);
+pub(crate) const LONGEST: Nanos = Nanos::from_secs(7 * 24 * 3600);
 
 /// The state of a run.
 #[derive(Debug)]

@@ -11,17 +11,18 @@ mod dataset;
 mod dry;
 mod endpoint;
 mod interference;
-mod interrupt;
 mod live;
 mod manifest;
 mod observe;
 mod offer;
+mod preflight;
 mod print;
 mod settings;
 mod stages;
 mod suite;
 mod template;
 mod tokenizer;
+mod unsent;
 mod warm;
 mod warmup;
 mod workload;
@@ -30,18 +31,17 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::args::BenchArgs;
+use crate::args::{BenchArgs, Format};
+use crate::interrupt::{EXIT_INTERRUPTED, Interrupt, Interrupted};
 use crate::progress::Progress;
-use interrupt::{Interrupt, Interrupted};
+use crate::{console, failure, output};
 pub(crate) use observe::SCRAPES_FILE;
 use settings::Settings;
+use suite::SuiteReceipt;
 use tokenizer::TargetTokenizer;
 
 /// Name of the one measured arm.
 const ARM: &str = "target";
-
-/// Exit code of a run that was interrupted.
-const EXIT_INTERRUPTED: u8 = 3;
 
 /// Runs the verb.
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
@@ -53,15 +53,24 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
         None => (args.options.clone(), None),
     };
     let settings = Settings::new(options, args.json)?;
+    // A suite may ask for JSON too, which nobody knew until here.
+    let as_json = settings.format == Format::Json;
+    resolved(settings, suite, args.dry_run).or_else(|error| Ok(failure::told(&error, as_json)))
+}
+
+/// Runs what the settings ask for.
+fn resolved(settings: Settings, suite: Option<SuiteReceipt>, dry: bool) -> Result<ExitCode> {
     let tokenizer = settings
         .options
         .tokenizer
         .as_deref()
         .map(TargetTokenizer::read);
     let tokenizer = tokenizer.transpose()?;
-    if args.dry_run {
+    if dry {
         return dry::run(&settings, suite.as_ref(), tokenizer.as_ref());
     }
+    preflight::check(&settings)?;
+    let as_json = settings.format == Format::Json;
     let stages = stages::Stages {
         interrupt: Interrupt::install()?,
         progress: Progress::new(),
@@ -74,7 +83,11 @@ pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     match result {
         // Whatever went wrong after the wish to stop went wrong because of it.
         Err(error) if error.is::<Interrupted>() || stages.interrupt.signal().is_stopped() => {
-            eprintln!("{error:#}");
+            let message = format!("{error:#}");
+            console::say(&message);
+            if as_json {
+                output::error(&message, EXIT_INTERRUPTED);
+            }
             Ok(ExitCode::from(EXIT_INTERRUPTED))
         }
         result => result,

@@ -8,7 +8,7 @@ use pb_bench::{Document, Tally, csv, table, vllm_result};
 
 use super::settings::Settings;
 use crate::args::{Above0, Format, Text};
-use crate::output;
+use crate::{console, output};
 
 /// Prints the result and says where the files are.
 ///
@@ -29,14 +29,7 @@ pub(crate) fn result(
         serde_json::to_string_pretty(&vllm_result(document, tally, &options))
     };
     let detailed = settings.options.save_detailed == Some(true);
-    let text = match (settings.format, &settings.selection) {
-        (Format::Json, _) => serde_json::to_string_pretty(document)?,
-        (Format::Csv, _) => csv::text(document).trim_end().to_owned(),
-        (Format::Vllm, _) => vllm(detailed)?,
-        (Format::Table, Some(selection)) => table::text_with(document, tally, selection),
-        (Format::Table, None) => table::text(document),
-    };
-    output::line(&text)?;
+    // Files first: standard output may be full.
     if settings.options.save_result == Some(true) || detailed {
         let path = result_path(settings, document);
         if let Some(folder) = path.parent() {
@@ -45,11 +38,22 @@ pub(crate) fn result(
         }
         let place = || format!("cannot write {}", path.display());
         std::fs::write(&path, vllm(detailed)? + "\n").with_context(place)?;
-        eprintln!("result file: {}", path.display());
+        console::say(format!("result file: {}", path.display()));
     }
-    eprintln!("run directory: {}", dir.display());
-    eprintln!("a report of it: prefillbench report {}", dir.display());
-    Ok(())
+    console::say(format!("run directory: {}", dir.display()));
+    console::say(format!(
+        "a report of it: prefillbench report {}",
+        dir.display()
+    ));
+    match (settings.format, &settings.selection) {
+        (Format::Json, _) => output::json(document),
+        (Format::Csv, _) => output::line(csv::text(document).trim_end()),
+        (Format::Vllm, _) => output::line(&vllm(detailed)?),
+        (Format::Table, Some(selection)) => {
+            output::table(&table::text_with(document, tally, selection))
+        }
+        (Format::Table, None) => output::table(&table::text(document)),
+    }
 }
 
 /// Where the file goes, named as `vllm bench serve` names it: label, rate, concurrency, model,

@@ -4,8 +4,10 @@ use anyhow::{Context, Result, anyhow, bail};
 use pb_bench::{Objective, Selection, Shard, Slo};
 use pb_contract::Nanos;
 use pb_load::Limits;
-use pb_workloads::{ArrivalKind, Dataset, Form, IndexRamp, LoadShape, Ramp};
+use pb_record::visible::hides;
+use pb_workloads::{ArrivalKind, Dataset, Form, IndexRamp, LoadShape, MAX_REQUESTS, Ramp};
 use serde::Serialize;
+use sha2::{Digest, Sha256};
 
 use super::dataset::dataset;
 use crate::args::{
@@ -21,6 +23,9 @@ const SEED: u64 = 1;
 
 /// Milliseconds between two readings of the metrics page.
 const SCRAPE_MS: usize = 1000;
+
+/// The longest time between them: a day.
+const MAX_SCRAPE_MS: usize = 86_400_000;
 
 /// The resolved settings.
 #[derive(Clone, Debug, Serialize)]
@@ -39,6 +44,8 @@ pub(crate) struct Settings {
     pub(crate) shape: LoadShape,
     /// Seed of the schedule.
     pub(crate) seed: u64,
+    /// What the nonce makes of it; 0 without one.
+    pub(crate) nonce: u64,
     /// The part of the schedule that is sent.
     pub(crate) shard: Option<Shard>,
     /// Whether the end-of-sequence token is ignored.
@@ -75,6 +82,7 @@ impl Settings {
     /// # Errors
     /// Options that contradict each other or their data set.
     pub(crate) fn new(options: BenchOptions, json: bool) -> Result<Settings> {
+        named(&options)?;
         let api = api(&options)?;
         let form = form(&options, api)?;
         let shape = shape(&options)?;
@@ -95,6 +103,7 @@ impl Settings {
             dataset: dataset(&options)?,
             shape,
             seed: options.seed.unwrap_or(SEED),
+            nonce: nonce(&options)?,
             shard: options.shard.as_ref().map(|text| text.value),
             ignore_eos: options.ignore_eos.unwrap_or(false),
             cache: options.cache.unwrap_or(CacheArg::Asis),
@@ -129,6 +138,68 @@ impl Settings {
         let default = (IDS.0, own.map_or(IDS.1, |bound| IDS.1.min(bound)));
         self.ids.unwrap_or(default)
     }
+}
+
+/// The number that a nonce stands for: the first eight bytes of its sha256, the lowest first.
+///
+/// # Errors
+/// A data set whose prompts are those of its file.
+fn nonce(options: &BenchOptions) -> Result<u64> {
+    use crate::args::DatasetName as D;
+    let Some(nonce) = &options.nonce else {
+        return Ok(0);
+    };
+    if let Some(name @ (D::Sharegpt | D::Custom)) = options.dataset_name {
+        bail!(
+            "--nonce {nonce}: the prompts of --dataset-name {} are the texts of its file, and no \
+             nonce changes them; use --cache cold",
+            name.name()
+        );
+    }
+    let digest = Sha256::digest(nonce.value.0.as_bytes());
+    let bytes = digest.iter().take(8).rev();
+    Ok(bytes.fold(0, |number, &byte| (number << 8) | u64::from(byte)))
+}
+
+/// Checks names that are no numbers: an empty one is a variable that was not set.
+fn named(options: &BenchOptions) -> Result<()> {
+    for (flag, value) in [
+        ("--model", &options.model),
+        ("--served-model-name", &options.served_model_name),
+        ("--label", &options.label),
+        ("--result-filename", &options.result_filename),
+    ] {
+        if value.as_ref().is_some_and(|value| value.trim().is_empty()) {
+            bail!("{flag}: is empty; give a name, or leave it out");
+        }
+    }
+    if let Some(label) = &options.label
+        && (label.contains(['/', '\\']) || label.starts_with('.') || label.chars().any(hides))
+    {
+        bail!(
+            "--label {label}: becomes a part of a file's name: leave out slashes, control \
+             characters and a leading point"
+        );
+    }
+    if options.port == Some(0) {
+        bail!("--port 0: no server listens there; give a port from 1 to 65535");
+    }
+    if let Some(slots) = &options.max_concurrency
+        && slots.value.0 > MAX_REQUESTS
+    {
+        bail!(
+            "--max-concurrency {slots}: must be at most {MAX_REQUESTS}, the requests that a plan \
+             may hold"
+        );
+    }
+    if options
+        .scrape_interval_ms
+        .as_ref()
+        .is_some_and(|ms| ms.value.0 > MAX_SCRAPE_MS)
+    {
+        bail!("--scrape-interval-ms: must be at most {MAX_SCRAPE_MS}; --no-scrape reads nothing");
+    }
+    Ok(())
 }
 
 fn selection(options: &BenchOptions) -> Result<Option<Selection>> {

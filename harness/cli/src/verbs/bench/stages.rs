@@ -5,10 +5,10 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use pb_bench::{Conditions, Document, Frame, Tally, WARMUP_ARM};
-use pb_contract::Nanos;
 use pb_contract::manifest::RunState;
 use pb_contract::plan::Plan;
-use pb_load::{Endpoint, Record};
+use pb_contract::{FailKind, Nanos, RequestRow};
+use pb_load::{Endpoint, Record, RunContext, RunSummary};
 use pb_record::hlog::Logs;
 use pb_record::{RunWriter, visible};
 use pb_target::{Patience, ServerKind, Target};
@@ -19,20 +19,21 @@ use tokio::runtime::Runtime;
 use super::calibrate::{Calibrated, CalibrationPlan, calibrate};
 use super::endpoint::{endpoint, fields, greet};
 use super::interference::Coverage;
-use super::interrupt::{Interrupt, Interrupted};
 use super::manifest::{Receipts, connections, now};
 use super::observe::{ObservePlan, Observed, Observer};
 use super::offer::{Offer, offer};
 use super::settings::Settings;
 use super::suite::SuiteReceipt;
 use super::tokenizer::TargetTokenizer;
+use super::unsent::unsent;
 use super::warm::{CacheAsk, CacheCell};
 use super::warmup::{self, typical};
 use super::workload::{Known, Schedule, connections_needed, schedule};
-use super::{ARM, print, template};
+use super::{ARM, preflight, print, template};
 use crate::args::CacheArg;
-use crate::paths;
+use crate::interrupt::{EXIT_INTERRUPTED, Interrupt, Interrupted};
 use crate::progress::Progress;
+use crate::{console, paths};
 
 /// Tokens of a cache block where the kind of the server does not say otherwise.
 const BLOCK_SIZE: usize = 16;
@@ -73,6 +74,8 @@ impl Stages {
         let schedule = schedule(&self.settings, self.tokenizer.as_ref(), known)?;
         self.progress
             .note(format!("schedule sha256 {}", schedule.sha256));
+        let needed = connections_needed(&schedule.plan, schedule.cap);
+        preflight::connections(&endpoint, needed)?;
         let calibrated = self.calibrated(&schedule.plan, &endpoint)?;
         let receipts = Receipts {
             settings: &self.settings,
@@ -102,11 +105,11 @@ impl Stages {
         })?;
         self.progress.clear();
         if let Some(failure) = first_failure(&measured.tally) {
-            eprintln!("{failure}");
+            console::say(failure);
         }
         print::result(&self.settings, &document, &measured.tally, &dir)?;
         Ok(ExitCode::from(match measured.stopped {
-            true => super::EXIT_INTERRUPTED,
+            true => EXIT_INTERRUPTED,
             false => document.exit_code(),
         }))
     }
@@ -175,11 +178,11 @@ impl Stages {
         self.progress
             .phase(format!("measuring; run directory: {dir}"));
         // What a run that is killed from here on must still say of itself.
-        conditions
-            .frame
-            .schedule_sha256
-            .clone_from(&schedule.sha256);
-        conditions.frame.seed = self.settings.seed;
+        conditions.frame = Frame {
+            schedule_sha256: schedule.sha256.clone(),
+            seed: self.settings.seed,
+            ..conditions.frame
+        };
         writer.write_json(pb_bench::CONDITIONS_FILE, &conditions)?;
         let mut tally = conditions.tally().with_streams();
         let mut logs = Logs::new();
@@ -198,9 +201,8 @@ impl Stages {
             Ok(())
         })?;
         logs.write(writer.dir(), &receipts.created)?;
-        let observed = observer
-            .map(|observer| observer.stop(tally.rows()))
-            .transpose()?;
+        let observed = observer.map(|o| o.stop(tally.rows())).transpose()?;
+        keep_unsent(&cell.plan, &summary, writer, &mut tally)?;
         let facts = &schedule.planned.facts;
         conditions.frame = Frame {
             start: summary.start_ns,
@@ -328,6 +330,28 @@ impl Stages {
     }
 }
 
+/// Keeps a row of every request that a stopped run never sent.
+fn keep_unsent(
+    plan: &Plan,
+    summary: &RunSummary,
+    writer: &mut RunWriter,
+    tally: &mut Tally,
+) -> Result<()> {
+    if !summary.stopped {
+        return Ok(());
+    }
+    let context = RunContext {
+        arm: ARM.to_owned(),
+        block: 0,
+    };
+    let records: Vec<Record> = unsent(plan, tally.rows(), &context, summary).collect();
+    for Record { row, tokens } in records {
+        writer.request(&row, &tokens)?;
+        tally.add(row, &tokens);
+    }
+    Ok(())
+}
+
 fn judge_cache(
     conditions: &mut Conditions,
     cell: &CacheCell,
@@ -373,7 +397,8 @@ fn judge_interference(conditions: &mut Conditions, plan: &Plan, tally: &Tally) {
 
 /// The first request that failed, in the words of the server or of the client.
 fn first_failure(tally: &Tally) -> Option<String> {
-    let failed = tally.rows().iter().filter(|row| row.fail.is_some());
+    let failed = |row: &&RequestRow| row.fail.is_some_and(|fail| fail != FailKind::NotOffered);
+    let failed = tally.rows().iter().filter(failed);
     let row = failed.min_by_key(|row| row.request)?;
     let message = row.fail_message.as_deref().unwrap_or("no message");
     Some(format!(

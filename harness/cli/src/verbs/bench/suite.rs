@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
 
@@ -84,13 +84,17 @@ pub(crate) fn read(path: &Path, arm: Option<&str>) -> Result<(BenchOptions, Suit
 /// # Errors
 /// Anything that is not a suite; the message has the line.
 pub(crate) fn parse(text: &str) -> Result<Suite> {
-    let suite: Suite = toml::from_str(text)
-        .map_err(|error| anyhow::anyhow!("{}", error.to_string().trim_end()))?;
-    let line = |at: usize| 1 + text[..at].matches('\n').count();
+    let suite: Suite = toml::Deserializer::parse(text)
+        .map_err(|error| anyhow!("{}", told(text, "", &error)))
+        .and_then(|table| {
+            serde_path_to_error::deserialize(table).map_err(|error| {
+                anyhow!("{}", told(text, &error.path().to_string(), error.inner()))
+            })
+        })?;
     if *suite.schema.get_ref() != SCHEMA {
         bail!(
             "line {}: schema = {}: this program reads schema {SCHEMA}",
-            line(suite.schema.span().start),
+            line_of(text, suite.schema.span().start),
             suite.schema.get_ref()
         );
     }
@@ -101,17 +105,47 @@ pub(crate) fn parse(text: &str) -> Result<Suite> {
             bail!(
                 "line {}: arm.name = \"{name}\": there is an arm of that name above; give each \
                  its own",
-                line(arm.name.span().start)
+                line_of(text, arm.name.span().start)
             );
         }
         if arm.base_url.is_some() && arm.bench.base_url.is_some() {
             bail!(
                 "line {}: arm \"{name}\" has base_url twice: keep the one beside its name",
-                line(arm.name.span().start)
+                line_of(text, arm.name.span().start)
             );
         }
     }
     Ok(suite)
+}
+
+/// The line of a byte, from 1.
+fn line_of(text: &str, at: usize) -> usize {
+    1 + text[..at].matches('\n').count()
+}
+
+/// A mistake in a suite with its line, the key, what stands there and what to write.
+fn told(text: &str, path: &str, error: &toml::de::Error) -> String {
+    let why = pb_workloads::plain(error.message());
+    // The root has no name.
+    let path = path.trim_matches('.');
+    let mut parts = Vec::new();
+    let span = error.span().filter(|span| span.start < text.len());
+    if let Some(span) = span {
+        parts.push(format!("line {}", line_of(text, span.start)));
+        let start = text[..span.start].rfind('\n').map_or(0, |at| at + 1);
+        let there = text[start..].lines().next().unwrap_or_default().trim();
+        // A header's value may be a key, and what is missing stands nowhere.
+        let shows = !path.contains("header") && !there.contains("header");
+        if shows && !error.message().starts_with("missing field") {
+            parts.push(there.to_owned());
+        } else if !path.is_empty() {
+            parts.push(path.to_owned());
+        }
+    } else if !path.is_empty() {
+        parts.push(path.to_owned());
+    }
+    parts.push(why);
+    parts.join(": ")
 }
 
 impl Suite {
@@ -243,6 +277,19 @@ bench = { base_url = "http://127.0.0.1:2", dataset_path = "/abs/d" }
     }
 
     #[test]
+    fn a_mistake_in_a_header_does_not_show_its_value() {
+        for header in ["header = [\"hunter2\"]", "header = [\n  \"hunter2\",\n]"] {
+            let text = TEXT.replacen("num_prompts = 20", header, 1);
+            let error = parse(&text).unwrap_err().to_string();
+            assert!(!error.contains("hunter2"), "{error}");
+            assert!(
+                error.contains("NAME=VALUE") && error.contains("header"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
     fn a_mistake_is_told_with_its_line_key_value_and_what_to_write() {
         for (from, to, parts) in [
             (
@@ -276,11 +323,31 @@ bench = { base_url = "http://127.0.0.1:2", dataset_path = "/abs/d" }
                 "cache = \"hot\"",
                 &["line 14", "hot", "cold"],
             ),
+            (
+                "num_prompts = 20",
+                "seed = -1",
+                &["line 7: seed = -1: must be a whole number, at least 0, not -1"],
+            ),
+            (
+                "num_prompts = 20",
+                "ignore_eos = \"no\"",
+                &[
+                    "line 7: ignore_eos",
+                    "must be true or false, not the text \"no\"",
+                ],
+            ),
+            (
+                "reading = \"Compare itl_ms p99.\"",
+                "",
+                &["`reading` is missing: add it"],
+            ),
+            ("[bench]", "[bench", &["line 5: [bench: "]),
         ] {
             let error = parse(&TEXT.replacen(from, to, 1)).unwrap_err().to_string();
             for part in parts {
                 assert!(error.contains(part), "{part} is missing in: {error}");
             }
+            assert!(!error.contains('\n'), "{error}");
         }
     }
 }

@@ -24,7 +24,7 @@ use serde_json::{Map, Value, json};
 
 use self::expect::Prefixes;
 use self::judge::Claim;
-use super::interrupt::{Interrupt, Interrupted};
+use crate::interrupt::{Interrupt, Interrupted};
 
 /// Ids that salts are made from, at most.
 const ALPHABET: u32 = 4096;

@@ -1,10 +1,10 @@
 //! Requests before the measurement: they warm up the server's code, never its cache for the
 //! measured prompts, with which they share no block. Their rows have an arm of their own.
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pb_contract::plan::{ClosedLoop, Plan, PlannedBody};
 use pb_contract::{Nanos, RequestId};
-use pb_workloads::Planned;
+use pb_workloads::{MAX_PLAN_BYTES, MAX_REQUESTS, Planned};
 
 use super::workload::bodies;
 use crate::args::Warmup;
@@ -41,6 +41,15 @@ pub(crate) fn plan(
     };
     if count == 0 {
         return Ok(Plan::default());
+    }
+    let bytes = (count as u64).saturating_mul(u64::from(input) * 4);
+    if count > MAX_REQUESTS || bytes > MAX_PLAN_BYTES {
+        bail!(
+            "--warmup {count}: the prompts would take {} MiB; a warm-up may have {MAX_REQUESTS} \
+             requests and {} MiB of prompts",
+            bytes >> 20,
+            MAX_PLAN_BYTES >> 20
+        );
     }
     let mut bodies = planned.spare("warmup", count, input).context("--warmup")?;
     for body in &mut bodies {

@@ -10,6 +10,7 @@ use pb_load::schedule::sha256_hex;
 use pb_workloads::{ArrivalKind, CacheStart, Form, PlanOptions, Planned, Source, TokenSource};
 use serde::Serialize;
 
+use super::dataset::flagged;
 use super::settings::Settings;
 use super::tokenizer::TargetTokenizer;
 use crate::args::CacheArg;
@@ -56,6 +57,7 @@ pub(crate) fn schedule(
     let given = options.block_size.as_ref().map(|text| text.value.0);
     let mut plan_options = PlanOptions {
         seed: settings.seed,
+        nonce: settings.nonce,
         form: settings.form,
         cache: match settings.cache {
             CacheArg::Warm => CacheStart::Primed,
@@ -76,7 +78,8 @@ pub(crate) fn schedule(
         tokens: tokens(settings, tokenizer)?,
         tokenizer: tokenizer.map(|own| own as &dyn pb_workloads::Tokenizer),
     };
-    let planned = pb_workloads::plan(&settings.dataset, &settings.shape, &source, &plan_options)?;
+    let planned = pb_workloads::plan(&settings.dataset, &settings.shape, &source, &plan_options)
+        .map_err(|error| flagged(error, options))?;
     let sha256 = sha256_hex(&planned.plan);
     let plan = match settings.shard {
         Some(shard) => {

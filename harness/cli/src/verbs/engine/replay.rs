@@ -10,6 +10,7 @@ use pb_replay::Replay;
 use serde_json::Value;
 
 use crate::args::ReplayArgs;
+use crate::console;
 
 /// Exit code when a law of the engine is broken.
 const EXIT_BROKEN: u8 = 1;
@@ -44,7 +45,10 @@ pub(crate) fn run(args: &ReplayArgs) -> Result<ExitCode> {
         let answer = replay.line(&line);
         match args.json {
             true => writeln!(out, "{answer}")?,
-            false => writeln!(out, "{number:>5}  {}", describe(line.trim(), &answer))?,
+            false => {
+                let text = console::safe(&describe(line.trim(), &answer));
+                writeln!(out, "{number:>5}  {text}")?
+            }
         }
         out.flush()?;
     }

@@ -63,8 +63,8 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
         .map_err(|law| anyhow!("broken law: {law}"))?;
     let document = simulation.document(args, &cost, &rows);
     match args.json {
-        true => output::line(&serde_json::to_string_pretty(&document)?)?,
-        false => output::line(&super::summary::table(&document))?,
+        true => output::json(&document)?,
+        false => output::table(&super::summary::table(&document))?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -190,13 +190,13 @@ impl<'a> Simulation<'a> {
 
     /// Runs the engine until its next step; `None` when the trace is served.
     fn step(&mut self) -> Result<Option<StepOutput>> {
-        self.admit_arrived();
+        self.admit_arrived()?;
         while !self.engine.has_work() {
             let Some(next) = self.rows.get(self.arrived) else {
                 return Ok(None);
             };
             self.clock.advance_to(next.arrival_ns);
-            self.admit_arrived();
+            self.admit_arrived()?;
         }
         let before = self.clock.now();
         let output = self.engine.step(&*self.clock)?;
@@ -217,26 +217,32 @@ impl<'a> Simulation<'a> {
         Ok(Some(output))
     }
 
-    fn admit_arrived(&mut self) {
+    fn admit_arrived(&mut self) -> Result<()> {
         let now = self.clock.now();
         while let Some(row) = self.rows.get(self.arrived).filter(|r| r.arrival_ns <= now) {
             let id = RequestId(self.arrived as u64);
             self.arrived += 1;
-            match self.engine.add(self.request(id, row)) {
+            match self.engine.add(self.request(id, row)?) {
                 Ok(()) => self.summary.arrive(id, row.arrival_ns),
                 Err(refusal) => *self.refused.entry(refusal.to_string()).or_default() += 1,
             }
         }
+        Ok(())
     }
 
-    fn request(&self, id: RequestId, row: &TraceRow) -> EngineRequest {
-        EngineRequest {
+    /// The request of a row, by the rule of every replay. One row at a time: the prompts of a long
+    /// trace take more memory than there is.
+    fn request(&self, id: RequestId, row: &TraceRow) -> Result<EngineRequest> {
+        let made = trace::open_requests(std::slice::from_ref(row), &self.prompts);
+        let body = made.into_iter().next().map(|request| request.body);
+        let body = body.context("a row makes one request")?;
+        Ok(EngineRequest {
             id,
-            prompt: self.prompts.realise(row),
+            prompt: body.prompt.ids().unwrap_or_default().to_vec(),
             sampling: SamplingParams {
                 temperature: 0.0,
                 ignore_eos: true,
-                max_tokens: row.output_tokens.max(1) as u32,
+                max_tokens: body.max_tokens,
                 ..SamplingParams::default()
             },
             cache_salt: None,
@@ -244,7 +250,7 @@ impl<'a> Simulation<'a> {
             priority: 0,
             fork_of: None,
             arrival: row.arrival_ns,
-        }
+        })
     }
 
     fn document(&self, args: &SimulateArgs, cost: &CostModel, rows: &[TraceRow]) -> Value {

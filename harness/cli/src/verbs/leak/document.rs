@@ -8,6 +8,7 @@ use pb_record::visible;
 use serde::Serialize;
 
 use super::tenants::{Tenants, ToldApart};
+use crate::console::wrapped;
 
 /// Version of the document; raised when a reader would misread an old one.
 const SCHEMA_VERSION: u32 = 1;
@@ -104,7 +105,7 @@ impl Document {
         }
         line("");
         for reason in &self.finding.reasons {
-            for (n, text) in wrapped(reason).iter().enumerate() {
+            for (n, text) in wrapped(reason, WIDTH).iter().enumerate() {
                 line(&format!("{} {text}", if n == 0 { "-" } else { " " }));
             }
         }
@@ -140,24 +141,4 @@ fn row(arm: &ArmFinding) -> String {
         ms(arm.ttft_p50_ns),
         ms(arm.ttft_mean_ns),
     )
-}
-
-/// A sentence in lines.
-fn wrapped(text: &str) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for word in text.split(' ') {
-        let long = lines
-            .last()
-            .is_some_and(|line| !line.is_empty() && line.len() + 1 + word.len() > WIDTH);
-        if long {
-            lines.push(String::new());
-        }
-        if let Some(line) = lines.last_mut() {
-            if !line.is_empty() {
-                line.push(' ');
-            }
-            line.push_str(word);
-        }
-    }
-    lines
 }

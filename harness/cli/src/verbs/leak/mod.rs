@@ -20,8 +20,9 @@ use pb_record::RunWriter;
 use pb_target::{Patience, Target};
 
 use crate::args::LeakArgs;
+use crate::interrupt::{EXIT_INTERRUPTED, Interrupt, Interrupted};
 use crate::progress::Progress;
-use crate::{machine, output, paths};
+use crate::{console, machine, output, paths};
 use document::{Design, Document};
 use probe::Prober;
 use prompts::PromptMaker;
@@ -39,12 +40,16 @@ pub(crate) fn run(args: &LeakArgs) -> Result<ExitCode> {
     let design = design(args, &rules, nonce)?;
     let maker = PromptMaker::new(args, nonce)?;
     let tenants = Tenants::new(args, nonce)?;
-    let progress = Progress::new();
+    let interrupt = Interrupt::install()?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
         .context("cannot start a runtime")?;
-    let server = runtime.block_on(greet(&tenants))?;
+    let server = match runtime.block_on(interrupt.guard(greet(&tenants))) {
+        Ok(server) => server?,
+        Err(interrupted) => return Ok(nothing_measured(args, interrupted)),
+    };
+    let progress = Progress::new();
     let dir = paths::new_run_dir(args.out.as_deref(), "leak")?;
     let manifest = manifest(args, &design, &tenants, &server)?;
     let mut writer = RunWriter::create(&dir, manifest)
@@ -56,21 +61,35 @@ pub(crate) fn run(args: &LeakArgs) -> Result<ExitCode> {
         maker.unit(),
         dir.display()
     ));
-    let mut prober = Prober::new(args, &tenants, maker, &mut writer);
-    let trials = runtime.block_on(prober.run(&design, &progress))?;
+    let mut prober = Prober::new(args, &tenants, maker, &mut writer, interrupt.signal());
+    let trials = runtime.block_on(prober.run(&design, &progress));
     let first_failure = prober.first_failure().map(str::to_owned);
     progress.clear();
+    let trials = trials?;
     let finding = judge(&trials, &rules);
+    let (finding, state) = match trials.len() < design.trials {
+        true => (finding.interrupted(design.trials), RunState::Interrupted),
+        false => (finding, RunState::Complete),
+    };
     let document = Document::new(&tenants, server, design, rules, finding, first_failure);
     writer.write_json(DOCUMENT_FILE, &document)?;
-    writer.finish(RunState::Complete)?;
-    let text = match args.json {
-        true => serde_json::to_string_pretty(&document)?,
-        false => document.text(),
-    };
-    output::line(&text)?;
-    eprintln!("run directory: {}", dir.display());
+    writer.finish(state)?;
+    console::say(format!("run directory: {}", dir.display()));
+    match args.json {
+        true => output::json(&document)?,
+        false => output::table(&document.text())?,
+    }
     Ok(ExitCode::from(document.finding.verdict.exit_code()))
+}
+
+/// Tells that somebody stopped it before the first request.
+fn nothing_measured(args: &LeakArgs, interrupted: Interrupted) -> ExitCode {
+    let message = interrupted.to_string();
+    console::say(&message);
+    if args.json {
+        output::error(&message, EXIT_INTERRUPTED);
+    }
+    ExitCode::from(EXIT_INTERRUPTED)
 }
 
 /// The design, which no result may change.

@@ -29,6 +29,7 @@ pub(crate) struct Prober<'a> {
     pause_ns: Nanos,
     sent: u64,
     first_failure: Option<String>,
+    stop: StopSignal,
 }
 
 impl<'a> Prober<'a> {
@@ -37,19 +38,21 @@ impl<'a> Prober<'a> {
         tenants: &'a Tenants,
         maker: PromptMaker,
         writer: &'a mut RunWriter,
+        stop: StopSignal,
     ) -> Prober<'a> {
         Prober {
             tenants,
             maker,
             writer,
             limits: Limits {
-                first_token_ns: Nanos::from_secs(args.timeout_first_token),
+                first_token_ns: Nanos::from_secs_f64(args.timeout_first_token),
                 ..Limits::default()
             },
             warmup: args.warmup,
             pause_ns: Nanos::from_millis(args.pause_ms),
             sent: 0,
             first_failure: None,
+            stop,
         }
     }
 
@@ -58,12 +61,16 @@ impl<'a> Prober<'a> {
         self.first_failure.as_deref()
     }
 
-    /// Warm-up and all trials.
+    /// Warm-up and all trials; fewer when the wish to stop comes. What was under way then is a
+    /// row of the run directory and part of no trial.
     ///
     /// # Errors
     /// The server cannot be reached, answers nothing at all, or a row cannot be written.
     pub(crate) async fn run(&mut self, design: &Design, progress: &Progress) -> Result<Vec<Trial>> {
         for _ in 0..self.warmup {
+            if self.stop.is_stopped() {
+                return Ok(Vec::new());
+            }
             let prompt = self.maker.next_prompt();
             self.send(0, &[Ask::new("warmup", &prompt, Side::A)])
                 .await?;
@@ -74,7 +81,11 @@ impl<'a> Prober<'a> {
             if number % TELL_EVERY == 0 {
                 progress.phase(format!("trial {number} of {}", design.trials));
             }
-            trials.push(self.trial(number, &mut order).await?);
+            let trial = self.trial(number, &mut order).await?;
+            if self.stop.is_stopped() {
+                break;
+            }
+            trials.push(trial);
             let silent = |trial: &Trial| *trial == Trial::default();
             if trials.len() == HOPELESS_TRIALS && trials.iter().all(silent) {
                 let why = self.first_failure.as_deref().unwrap_or("no message");
@@ -117,7 +128,14 @@ impl<'a> Prober<'a> {
         let mut rows = Vec::with_capacity(asks.len());
         for part in asks.chunks(at_once) {
             if self.pause_ns > Nanos::ZERO {
-                tokio::time::sleep(self.pause_ns.to_duration()).await;
+                let pause = tokio::time::sleep(self.pause_ns.to_duration());
+                tokio::select! {
+                    () = self.stop.stopped() => {}
+                    () = pause => {}
+                }
+            }
+            if self.stop.is_stopped() {
+                break;
             }
             let endpoint = match part.first().map(|ask| ask.side) {
                 Some(Side::B) => &self.tenants.b,
@@ -125,7 +143,7 @@ impl<'a> Prober<'a> {
             };
             let plan = self.plan(part);
             self.sent += part.len() as u64;
-            for mut record in run(plan, block, endpoint, self.limits).await? {
+            for mut record in run(plan, block, endpoint, self.limits, &self.stop).await? {
                 // Each request is of its own arm, which its class names.
                 record.row.arm.clone_from(&record.row.class);
                 for token in &mut record.tokens {
@@ -188,14 +206,20 @@ enum Side {
 }
 
 /// Runs a plan; its records in the order in which they were sent.
-async fn run(plan: Plan, block: u32, to: &Endpoint, limits: Limits) -> Result<Vec<Record>> {
+async fn run(
+    plan: Plan,
+    block: u32,
+    to: &Endpoint,
+    limits: Limits,
+    stop: &StopSignal,
+) -> Result<Vec<Record>> {
     let context = RunContext {
         arm: String::new(),
         block,
     };
     let mut records = Vec::new();
     let emit = |record| records.push(record);
-    run_plan(plan, context, to, limits, StopSignal::new(), emit).await?;
+    run_plan(plan, context, to, limits, stop.clone(), emit).await?;
     records.sort_by_key(|record: &Record| record.row.request);
     Ok(records)
 }

@@ -22,10 +22,10 @@ pub(crate) use run::NOTES_FILE;
 
 use crate::args::QuickstartArgs;
 use crate::model_source::{self, Obtained};
-use crate::paths;
 use crate::progress::Progress;
 use crate::validate::{self, ValidateSettings};
 use crate::verbs::report;
+use crate::{console, paths};
 use run::Run;
 use settings::Settings;
 
@@ -104,6 +104,6 @@ fn check_numerics(
 
 fn finish(args: &QuickstartArgs, dir: &Path, rendered: report::Rendered) -> Result<ExitCode> {
     report::print(&rendered, args.json)?;
-    eprintln!("report: {}", dir.join(report::HTML_FILE).display());
+    console::say(format!("report: {}", dir.join(report::HTML_FILE).display()));
     Ok(ExitCode::from(rendered.verdict.outcome.exit_code()))
 }

@@ -14,6 +14,7 @@ use pb_workloads::trace::{
 
 use super::TextCounter;
 use crate::args::{ArrivalsArg, ConvertArgs};
+use crate::console;
 
 /// Writes the trace in another format and says on standard error what became of it.
 pub(crate) fn run(args: &ConvertArgs) -> Result<ExitCode> {
@@ -120,10 +121,10 @@ impl<'a> Conversion<'a> {
     /// Says what was written.
     fn report(&self, file: &TraceFile) {
         for why in &file.evidence {
-            eprintln!("{why}");
+            console::say(why);
         }
         let stats = self.reuse.stats();
-        eprintln!(
+        console::say(format!(
             "wrote {} rows, arrivals {} times {}; {} of {} blocks are found again, {} tokens",
             stats.requests,
             match self.args.arrivals {
@@ -134,9 +135,9 @@ impl<'a> Conversion<'a> {
             stats.hit_blocks,
             stats.blocks,
             stats.hit_tokens
-        );
+        ));
         for (reason, count) in &self.dropped {
-            eprintln!("dropped {count}: {reason}");
+            console::say(format!("dropped {count}: {reason}"));
         }
     }
 }

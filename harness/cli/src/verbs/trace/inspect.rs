@@ -26,8 +26,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<ExitCode> {
     };
     counter.finish()?;
     match args.json {
-        true => output::line(&serde_json::to_string_pretty(&found)?)?,
-        false => output::line(&described(&file, &found))?,
+        true => output::json(&found)?,
+        false => output::table(&described(&file, &found))?,
     }
     Ok(ExitCode::SUCCESS)
 }

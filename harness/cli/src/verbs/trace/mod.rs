@@ -5,8 +5,9 @@ mod inspect;
 
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 use pb_model::tokenizer::Tokenizer;
+use pb_workloads::trace::TraceError;
 
 use crate::args::{TraceArgs, TraceWhat, ValidateTraceArgs};
 use crate::{model_source, output};
@@ -16,11 +17,29 @@ const EXIT_INVALID: u8 = 1;
 
 /// Inspects, converts or validates.
 pub(crate) fn run(args: &TraceArgs) -> Result<ExitCode> {
-    match &args.what {
+    let done = match &args.what {
         TraceWhat::Inspect(args) => inspect::run(args),
         TraceWhat::Convert(args) => convert::run(args),
         TraceWhat::Validate(args) => validate(args),
-    }
+    };
+    done.map_err(flagged)
+}
+
+/// The error with the flag of this verb that sets what it is about.
+fn flagged(error: anyhow::Error) -> anyhow::Error {
+    let key = error.downcast_ref::<TraceError>().and_then(TraceError::key);
+    let flag = match key {
+        Some("format") => "--format",
+        Some("unit") => "--unit",
+        Some("block_size") => "--block-size",
+        Some("rate_scale") => "--rate-scale",
+        Some("duration_s") => "--duration",
+        Some("time_scale") => "--time-scale",
+        Some("length_scale") => "--scale-length",
+        Some("to") => "--to",
+        _ => return error,
+    };
+    anyhow!("{error} ({flag})")
 }
 
 fn validate(args: &ValidateTraceArgs) -> Result<ExitCode> {

@@ -11,6 +11,9 @@ use std::sync::mpsc;
 use anyhow::{Context, Result, anyhow};
 use pb_load::StopSignal;
 
+/// Exit code of a program that ended in order because somebody wished so.
+pub(crate) const EXIT_INTERRUPTED: u8 = 3;
+
 /// Exit code of a process that a second signal ended: 128 and the number of SIGINT, as shells
 /// have it.
 pub(crate) const EXIT_AT_ONCE: i32 = 130;
@@ -89,7 +92,7 @@ fn watch(signal: &StopSignal, ready: &mpsc::Sender<std::io::Result<()>>, second:
             // The installer waits for this and is there.
             let _ = ready.send(Ok(()));
             signals.next().await;
-            eprintln!("stopping; what has ended is kept. Once more to end at once.");
+            crate::console::say("stopping; what has ended is kept. Once more to end at once.");
             signal.stop();
             signals.next().await;
             second();
