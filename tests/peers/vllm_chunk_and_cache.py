@@ -47,9 +47,9 @@ START_S = 600
 def main():
     args = arguments()
     suite = tomllib.loads(SUITE.read_text())
-    names = args.arm or ["worked", "agree"] + [arm["name"] for arm in suite["arm"]]
+    names = args.arm or ["worked", "agree"] + list(suite["arms"])
     args.out.mkdir(parents=True, exist_ok=True)
-    known = {arm["name"]: arm for arm in suite["arm"]}
+    known = {name: arm | {"name": name} for name, arm in suite["arms"].items()}
     for name in names:
         if name == "worked":
             worked(args)
@@ -101,7 +101,7 @@ def run_arm(args, common, arm):
                "--out", str(ours), "--json", "--scrape-interval-ms", "5000"]
         timed(args, own, args.out / f"{name}.stdout.json")
         theirs = args.out / f"{name}.vllm-bench.json"
-        if arm["command"][0] == "vllm":
+        if arm["start"][0] == "vllm":
             # The other client's prompts must meet the state that ours met, as near as it can.
             reset(url)
         peer = vllm_bench(args, url, bench, theirs)
@@ -111,7 +111,7 @@ def run_arm(args, common, arm):
 
 def server_command(args, arm):
     """The arm's command on this machine, or None."""
-    given = arm["command"]
+    given = arm["start"]
     values = {"{model}": str(args.model), "{gguf}": str(args.gguf), "8000": str(args.port),
               "{dtype}": args.dtype}
     words = [values.get(word, word) for word in given]

@@ -7,6 +7,7 @@ mod leak;
 mod merge;
 mod mock;
 mod names;
+mod run;
 mod serve;
 mod trace;
 
@@ -23,6 +24,7 @@ pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateA
 pub(crate) use leak::{LeakApi, LeakArgs, LeakUnit};
 pub(crate) use merge::MergeArgs;
 pub(crate) use mock::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};
+pub(crate) use run::{GuardArgs, RunArgs};
 pub(crate) use serve::{LoraModule, ServeArgs, ServeEngineArgs, Switch};
 pub(crate) use trace::{
     ArrivalsArg, ConvertArgs, InspectArgs, TraceArgs, TraceWhat, ValidateTraceArgs,
@@ -43,6 +45,7 @@ const EXAMPLES: &str = "Examples:
   prefillbench serve --model smollm2-135m      an OpenAI-compatible server on 127.0.0.1:8000
   prefillbench validate --model synthetic      does chunking or caching change the logits?
   prefillbench bench --base-url http://127.0.0.1:8000 --model M --request-rate 4
+  prefillbench run SUITE.toml --dry-run        a whole experiment: arms, blocks, verdicts
   prefillbench compare --a old1 old2 old3 --b new1 new2 new3
   prefillbench gate --policy gate.toml --baseline old* --candidate new*
   prefillbench calc chunks --budget 512 --decodes 4 --prompt 2048
@@ -118,6 +121,8 @@ pub(crate) enum Verb {
     Trace(TraceArgs),
     /// Measure any OpenAI-compatible endpoint under a seeded load.
     Bench(Box<BenchArgs>),
+    /// Run a suite: its arms in matched blocks, with a verdict for each hypothesis.
+    Run(RunArgs),
     /// Join the shards of one schedule into one run.
     Merge(MergeArgs),
     /// Compare runs: what changed, with intervals, and how sure that is.
@@ -132,6 +137,9 @@ pub(crate) enum Verb {
     Report(ReportArgs),
     /// Print a shell completion script.
     Completions(CompletionsArgs),
+    /// Keep a server, and end it when standard input closes.
+    #[command(hide = true)]
+    Guard(GuardArgs),
 }
 
 /// Arguments of `quickstart`.

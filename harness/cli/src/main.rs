@@ -46,6 +46,7 @@ fn main() -> ExitCode {
         Verb::Engine(args) => verbs::engine::run(&args),
         Verb::Trace(args) => verbs::trace::run(&args),
         Verb::Bench(args) => verbs::bench::run(&args),
+        Verb::Run(args) => verbs::run::run(&args),
         Verb::Merge(args) => verbs::merge::run(&args),
         Verb::Compare(args) => verbs::compare::run(&args),
         Verb::Gate(args) => verbs::gate::run(&args),
@@ -53,6 +54,7 @@ fn main() -> ExitCode {
         Verb::Mock(args) => verbs::mock::run(&args),
         Verb::Report(args) => verbs::report::run(&args),
         Verb::Completions(args) => verbs::completions::run(&args),
+        Verb::Guard(args) => verbs::guard::run(&args),
     };
     match result {
         Ok(code) => code,

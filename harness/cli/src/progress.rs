@@ -13,20 +13,35 @@ use crate::console;
 /// One phase after another.
 pub(crate) struct Progress {
     bar: Option<ProgressBar>,
+    quiet: bool,
 }
 
 impl Progress {
     /// A display that fits where standard error goes.
     pub(crate) fn new() -> Self {
         if !std::io::stderr().is_terminal() {
-            return Progress { bar: None };
+            return Progress {
+                bar: None,
+                quiet: false,
+            };
         }
         let bar = ProgressBar::new_spinner();
         // OK because the template is a constant with no unknown key.
         let style = ProgressStyle::with_template("{spinner} {wide_msg} {elapsed}").unwrap();
         bar.set_style(style);
         bar.enable_steady_tick(Duration::from_millis(120));
-        Progress { bar: Some(bar) }
+        Progress {
+            bar: Some(bar),
+            quiet: false,
+        }
+    }
+
+    /// A display that shows nothing: for work whose caller tells how far it is.
+    pub(crate) fn quiet() -> Self {
+        Progress {
+            bar: None,
+            quiet: true,
+        }
     }
 
     /// Begins a phase.
@@ -35,6 +50,7 @@ impl Progress {
         match &self.bar {
             // One line of the screen, whatever is in it.
             Some(bar) => bar.set_message(pb_record::visible(&message)),
+            None if self.quiet => {}
             None => console::say(message),
         }
     }
@@ -43,6 +59,7 @@ impl Progress {
     pub(crate) fn note(&self, message: impl AsRef<str>) {
         match &self.bar {
             Some(bar) => bar.println(console::fitted(&console::safe(message.as_ref()))),
+            None if self.quiet => {}
             None => console::say(message),
         }
     }

@@ -13,12 +13,12 @@ use serde_json::Value;
 /// A suite of two arms in `dir`, against `server`.
 fn suite(dir: &Path, server: &str) -> String {
     let text = format!(
-        "schema = 1\nname = \"two\"\nquestion = \"Which is faster?\"\nreading = \"ttft_ms.p50\"\n\
+        "schema = 2\nname = \"two\"\nquestion = \"Which is faster?\"\nreading = \"ttft_ms.p50\"\n\
          [bench]\nbase_url = \"{server}\"\nrequest_rate = 50\nnum_prompts = 4\n\
          random_input_len = 32\nrandom_output_len = 4\nno_calibration = true\nseed = 3\n\
-         [[arm]]\nname = \"a\"\ncommand = [\"serve\", \"--x\"]\nenv = {{ KEY = \"hunter2\" }}\n\
-         bench = {{ num_prompts = 6 }}\n\
-         [[arm]]\nname = \"b\"\nbench = {{ api = \"chat\" }}\n"
+         [arms.a]\nstart = [\"serve\", \"--x\"]\nbase_url = \"{server}\"\n\
+         env = {{ KEY = \"hunter2\" }}\nbench = {{ num_prompts = 6 }}\n\
+         [arms.b]\nbench = {{ api = \"chat\" }}\n"
     );
     let path = dir.join("s.toml");
     std::fs::write(&path, text).expect("written");

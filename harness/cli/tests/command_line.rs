@@ -18,6 +18,7 @@ fn help_names_every_verb_and_gives_examples() {
         "engine",
         "trace",
         "bench",
+        "run",
         "compare",
         "gate",
         "mock",

@@ -14,7 +14,7 @@ use pb_report::versus::{gate_markdown, gate_terminal, junit};
 use super::report::{TABLE_WIDTH, color};
 use super::runs;
 use crate::args::{GateArgs, GateInitArgs, GateWhat};
-use crate::output;
+use crate::{console, output};
 
 /// Where a GitHub job collects its summary.
 const GITHUB_SUMMARY: &str = "GITHUB_STEP_SUMMARY";
@@ -115,16 +115,16 @@ fn propose(args: &GateInitArgs) -> Result<ExitCode> {
     match &args.out {
         Some(out) => {
             write_atomic(out, text.as_bytes()).context("--out")?;
-            eprintln!("policy: {}", out.display());
+            console::say(format!("policy: {}", out.display()));
         }
         None => output::line(text.trim_end())?,
     }
     if proposal.biased.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
-    eprintln!(
+    console::say(format!(
         "warning: the A/A pairs differ in one direction in {}: the rig favours one run of a pair",
         proposal.biased.join(", ")
-    );
+    ));
     Ok(ExitCode::from(EXIT_BIASED))
 }

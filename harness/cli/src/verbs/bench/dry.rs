@@ -8,11 +8,11 @@ use serde_json::json;
 
 use super::dataset::counted;
 use super::settings::Settings;
-use super::suite::SuiteReceipt;
 use super::tokenizer::TargetTokenizer;
 use super::workload::{Known, Schedule, schedule};
 use crate::args::Format;
 use crate::output;
+use crate::verbs::suite::SuiteReceipt;
 
 /// Prints the resolved settings and the facts of the schedule.
 ///

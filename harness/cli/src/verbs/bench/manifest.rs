@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use super::ARM;
 use super::endpoint::shown_command;
 use super::settings::Settings;
-use super::suite::SuiteReceipt;
 use super::workload::Schedule;
 use crate::args::Api;
 use crate::machine;
+use crate::verbs::suite::SuiteReceipt;
 
 /// What a run is, known before it starts.
 pub(crate) struct Receipts<'a> {

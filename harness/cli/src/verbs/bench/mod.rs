@@ -19,7 +19,6 @@ mod preflight;
 mod print;
 mod settings;
 mod stages;
-mod suite;
 mod template;
 mod tokenizer;
 mod unsent;
@@ -31,14 +30,18 @@ use std::process::ExitCode;
 
 use anyhow::Result;
 
-use crate::args::{BenchArgs, Format};
+use pb_bench::Document;
+
+pub(crate) use observe::SCRAPES_FILE;
+pub(crate) use settings::Settings;
+pub(crate) use tokenizer::TargetTokenizer;
+pub(crate) use workload::{Known, schedule};
+
+use crate::args::{BenchArgs, BenchOptions, Format};
 use crate::interrupt::{EXIT_INTERRUPTED, Interrupt, Interrupted};
 use crate::progress::Progress;
+use crate::verbs::suite::{self, SuiteReceipt};
 use crate::{console, failure, output};
-pub(crate) use observe::SCRAPES_FILE;
-use settings::Settings;
-use suite::SuiteReceipt;
-use tokenizer::TargetTokenizer;
 
 /// Name of the one measured arm.
 const ARM: &str = "target";
@@ -47,7 +50,7 @@ const ARM: &str = "target";
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {
     let (options, suite) = match &args.suite {
         Some(path) => {
-            let (base, receipt) = suite::read(path, args.arm.as_deref())?;
+            let (base, receipt) = suite::cell(path, args.arm.as_deref())?;
             (args.options.clone().over(base), Some(receipt))
         }
         None => (args.options.clone(), None),
@@ -92,4 +95,26 @@ fn resolved(settings: Settings, suite: Option<SuiteReceipt>, dry: bool) -> Resul
         }
         result => result,
     }
+}
+
+/// Measures one cell of a suite in this process. Nothing is printed but to `progress`.
+///
+/// # Errors
+/// As the verb: [`Interrupted`] before the measurement, and anything that stands against a run.
+pub(crate) fn measure(
+    options: BenchOptions,
+    suite: SuiteReceipt,
+    interrupt: &Interrupt,
+    progress: Progress,
+) -> Result<Document> {
+    let settings = Settings::new(options, true)?;
+    let tokenizer = settings.options.tokenizer.as_deref();
+    let stages = stages::Stages {
+        tokenizer: tokenizer.map(TargetTokenizer::read).transpose()?,
+        suite: Some(suite),
+        interrupt: interrupt.clone(),
+        progress,
+        settings,
+    };
+    Ok(stages.measure()?.document)
 }

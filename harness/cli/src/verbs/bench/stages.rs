@@ -1,6 +1,6 @@
 //! The stages of a run, one after the other.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
@@ -23,7 +23,6 @@ use super::manifest::{Receipts, connections, now};
 use super::observe::{ObservePlan, Observed, Observer};
 use super::offer::{Offer, offer};
 use super::settings::Settings;
-use super::suite::SuiteReceipt;
 use super::tokenizer::TargetTokenizer;
 use super::unsent::unsent;
 use super::warm::{CacheAsk, CacheCell};
@@ -33,6 +32,7 @@ use super::{ARM, preflight, print, template};
 use crate::args::CacheArg;
 use crate::interrupt::{EXIT_INTERRUPTED, Interrupt, Interrupted};
 use crate::progress::Progress;
+use crate::verbs::suite::SuiteReceipt;
 use crate::{console, paths};
 
 /// Tokens of a cache block where the kind of the server does not say otherwise.
@@ -52,6 +52,18 @@ pub(crate) struct Stages {
     pub(crate) progress: Progress,
 }
 
+/// A run whose directory is written.
+pub(crate) struct Finished {
+    /// Its document.
+    pub(crate) document: Document,
+    /// What the document was made from.
+    pub(crate) tally: Tally,
+    /// Its directory.
+    pub(crate) dir: PathBuf,
+    /// Whether it was stopped by hand.
+    pub(crate) stopped: bool,
+}
+
 /// What was measured.
 struct Measured {
     tally: Tally,
@@ -60,11 +72,28 @@ struct Measured {
 }
 
 impl Stages {
-    /// Runs them all.
+    /// Runs them all and prints the result.
     ///
     /// # Errors
     /// [`Interrupted`] before the measurement; anything that stands against a run.
     pub(crate) fn run(&self) -> Result<ExitCode> {
+        let done = self.measure()?;
+        self.progress.clear();
+        if let Some(failure) = first_failure(&done.tally) {
+            console::say(failure);
+        }
+        print::result(&self.settings, &done.document, &done.tally, &done.dir)?;
+        Ok(ExitCode::from(match done.stopped {
+            true => EXIT_INTERRUPTED,
+            false => done.document.exit_code(),
+        }))
+    }
+
+    /// Runs them all; the run directory is whole then.
+    ///
+    /// # Errors
+    /// As [`Stages::run`].
+    pub(crate) fn measure(&self) -> Result<Finished> {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .build()
@@ -103,15 +132,12 @@ impl Stages {
             true => RunState::Interrupted,
             false => RunState::Complete,
         })?;
-        self.progress.clear();
-        if let Some(failure) = first_failure(&measured.tally) {
-            console::say(failure);
-        }
-        print::result(&self.settings, &document, &measured.tally, &dir)?;
-        Ok(ExitCode::from(match measured.stopped {
-            true => EXIT_INTERRUPTED,
-            false => document.exit_code(),
-        }))
+        Ok(Finished {
+            document,
+            tally: measured.tally,
+            dir,
+            stopped: measured.stopped,
+        })
     }
 
     /// Does `work` unless the run is interrupted.

@@ -86,8 +86,9 @@ fn read_ready_line(child: &mut Child) -> Option<String> {
 }
 
 /// The last lines of a log.
-fn log_tail(log: &Path) -> String {
-    let text = std::fs::read_to_string(log).unwrap_or_default();
+pub(crate) fn log_tail(log: &Path) -> String {
+    let bytes = std::fs::read(log).unwrap_or_default();
+    let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<&str> = text.lines().collect();
     let tail = &lines[lines.len().saturating_sub(12)..];
     format!(

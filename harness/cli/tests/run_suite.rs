@@ -1,0 +1,442 @@
+//! Suites from end to end, with the ground-truth server as arms.
+
+#![cfg(unix)]
+
+mod common;
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use common::{prefillbench, run, stderr, stdout};
+use serde_json::Value;
+
+/// A suite of two arms that are the ground-truth server. `marker` is the name of its model, by
+/// which its processes are found; `more` stands at the end.
+fn suite(marker: &str, blocks: usize, slow_ms: u32, more: &str) -> String {
+    let start = |ttft_ms: u32| {
+        format!(
+            "[\"{{program}}\", \"mock\", \"--port\", \"{{port}}\", \"--model\", \"{marker}\", \
+             \"--ttft-ms\", \"{ttft_ms}\", \"--itl-ms\", \"1\"]"
+        )
+    };
+    format!(
+        "schema = 2\nname = \"two\"\nquestion = \"Which is faster?\"\nreading = \"The first.\"\n\
+         [run]\nblocks = {blocks}\n\
+         [bench]\nrequest_rate = 40\nnum_prompts = 6\nrandom_input_len = 32\n\
+         random_output_len = 3\nno_calibration = true\nno_scrape = true\nseed = 3\n\
+         [arms.quick]\nstart = {}\n[arms.slow]\nstart = {}\n{more}",
+        start(5),
+        start(slow_ms)
+    )
+}
+
+const WORSE: &str = "[[hypothesis]]\nname = \"slow is slow\"\nmetric = \"service_ttft_ms.p50\"\n\
+                     baseline = \"quick\"\ncandidate = \"slow\"\nexpect = \"higher\"\n";
+
+/// A directory with the suite in it.
+struct Scratch {
+    dir: tempfile::TempDir,
+    out: PathBuf,
+}
+
+impl Scratch {
+    fn new(text: &str) -> Scratch {
+        let dir = tempfile::tempdir().expect("a directory");
+        let out = dir.path().join("out");
+        let scratch = Scratch { dir, out };
+        scratch.write(text);
+        scratch
+    }
+
+    fn write(&self, text: &str) {
+        std::fs::write(self.file(), text).expect("written");
+    }
+
+    fn file(&self) -> PathBuf {
+        self.dir.path().join("suite.toml")
+    }
+
+    fn args(&self, more: &[&str]) -> Vec<String> {
+        let file = self.file();
+        let words = [
+            "run",
+            file.to_str().unwrap(),
+            "--out",
+            self.out.to_str().unwrap(),
+        ];
+        words.iter().chain(more).map(ToString::to_string).collect()
+    }
+
+    fn run(&self, more: &[&str]) -> Output {
+        let args = self.args(more);
+        run(&args.iter().map(String::as_str).collect::<Vec<_>>())
+    }
+
+    fn start(&self) -> Child {
+        let args = self.args(&[]);
+        prefillbench(&[])
+            .args(args)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the binary runs")
+    }
+
+    fn json(&self, more: &[&str]) -> (Value, Option<i32>) {
+        let output = self.run(&[more, &["--json"]].concat());
+        let text = stdout(&output);
+        let document = serde_json::from_str(&text)
+            .unwrap_or_else(|error| panic!("{error}: {text}{}", stderr(&output)));
+        (document, output.status.code())
+    }
+
+    /// Cells whose file says that they are complete.
+    fn complete(&self) -> Vec<PathBuf> {
+        let mut found = Vec::new();
+        let block = |n: usize| self.out.join(format!("cells/block-{n:03}"));
+        for arm in (0..40).flat_map(|n| [block(n).join("quick"), block(n).join("slow")]) {
+            let text = std::fs::read_to_string(arm.join("cell.json")).unwrap_or_default();
+            if text.contains("\"complete\"") {
+                found.push(arm);
+            }
+        }
+        found
+    }
+}
+
+/// Processes whose command line mentions `needle`.
+fn processes(needle: &str) -> usize {
+    let entries = std::fs::read_dir("/proc").expect("a process list");
+    let line = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).ok();
+    let lines = entries.filter_map(|entry| line(entry.ok()?));
+    let shown = lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " "));
+    shown.filter(|line| line.contains(needle)).count()
+}
+
+/// Waits for `true`, for half a minute at most.
+fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
+    for _ in 0..600 {
+        if holds() {
+            return;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    panic!("{what} did not come within half a minute");
+}
+
+fn cells(document: &Value) -> &Vec<Value> {
+    document["cells"].as_array().expect("a list")
+}
+
+#[test]
+fn a_planted_slowdown_is_found_in_matched_blocks() {
+    let scratch = Scratch::new(&suite("planted", 4, 400, WORSE));
+    let (document, code) = scratch.json(&[]);
+    assert_eq!(document["state"], "complete");
+    assert_eq!(cells(&document).len(), 8);
+    for block in 0..4 {
+        let own: Vec<&Value> = cells(&document)
+            .iter()
+            .filter(|c| c["block"] == block)
+            .collect();
+        let [a, b] = own[..] else { panic!("{own:?}") };
+        assert_ne!(a["arm"], b["arm"]);
+        assert_eq!(
+            (&a["schedule_sha256"], &a["seed"]),
+            (&b["schedule_sha256"], &b["seed"])
+        );
+        assert!(
+            a["schedule_sha256"]
+                .as_str()
+                .is_some_and(|hash| hash.len() == 64)
+        );
+    }
+    // The order within a pair of blocks is mirrored, and blocks have schedules of their own.
+    let arms: Vec<&Value> = cells(&document).iter().map(|cell| &cell["arm"]).collect();
+    assert_eq!(
+        (arms[0], arms[1], arms[4], arms[5]),
+        (arms[3], arms[2], arms[7], arms[6])
+    );
+    assert_ne!(
+        cells(&document)[0]["schedule_sha256"],
+        cells(&document)[2]["schedule_sha256"]
+    );
+    let one = &document["comparisons"][0];
+    let valid = cells(&document).iter().all(|cell| cell["valid"] == true);
+    match one["verdict"].as_str() {
+        Some("worse") => assert_eq!((&one["as_expected"], code), (&Value::Bool(true), Some(0))),
+        // On a busy machine the client is late and cells are void; that is no other answer.
+        Some("inconclusive" | "void") => assert!(!valid && code == Some(3), "{one}"),
+        other => panic!("{other:?}: {one}"),
+    }
+    is_a_run_directory(&scratch, &cells(&document)[0]);
+    assert_eq!(processes("--model planted"), 0, "a server is left");
+    says_the_same_again(&scratch, code);
+}
+
+/// A cell is a run directory of bench, with the words of its server.
+fn is_a_run_directory(scratch: &Scratch, told: &Value) {
+    let cell = scratch.out.join(told["dir"].as_str().unwrap());
+    for file in [
+        "manifest.json",
+        "requests.csv",
+        "tokens.csv",
+        "bench.json",
+        "server.log",
+    ] {
+        assert!(cell.join(file).exists(), "{file}");
+    }
+    let manifest = std::fs::read_to_string(cell.join("manifest.json")).unwrap();
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    assert_eq!(manifest["workload"]["suite"]["name"], "two");
+    assert_eq!(manifest["seed"], told["seed"]);
+}
+
+/// On a finished directory nothing is run and the same is said, now for people.
+fn says_the_same_again(scratch: &Scratch, code: Option<i32>) {
+    let stored = std::fs::read_to_string(scratch.out.join("suite.json")).unwrap();
+    let again = scratch.run(&[]);
+    assert_eq!(again.status.code(), code);
+    assert!(
+        stderr(&again).contains("8 finished cells of an earlier run"),
+        "{}",
+        stderr(&again)
+    );
+    assert_eq!(
+        std::fs::read_to_string(scratch.out.join("suite.json")).unwrap(),
+        stored
+    );
+    let text = stdout(&again);
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
+    );
+    assert!(
+        text.contains("slow is slow") && text.contains("complete: 4 of 4 blocks"),
+        "{text}"
+    );
+}
+
+#[test]
+fn equal_arms_are_not_called_different() {
+    // A margin of a factor of two: what a busy machine does to one arm stays within it.
+    let more = WORSE.replace("\"higher\"", "\"no-claim\"\nmargin = 1.0");
+    let scratch = Scratch::new(&suite("equal-arms", 4, 5, &more));
+    let (document, code) = scratch.json(&[]);
+    let one = &document["comparisons"][0];
+    assert!(
+        one["verdict"] != "better" && one["verdict"] != "worse",
+        "{one}"
+    );
+    assert_ne!(code, Some(1));
+    let usable = one["pairs"].as_u64() >= Some(3);
+    assert_eq!(code, Some(if usable { 0 } else { 3 }), "{one}");
+}
+
+#[test]
+fn a_killed_run_leaves_no_server_and_is_gone_on_with() {
+    let scratch = Scratch::new(&suite("killed-run", 5, 60, WORSE));
+    let mut child = scratch.start();
+    wait_for("three finished cells", || scratch.complete().len() >= 3);
+    child.kill().expect("killed");
+    child.wait().expect("reaped");
+    wait_for("the end of the server", || {
+        processes("--model killed-run") == 0
+    });
+    let before = scratch.complete();
+    assert!(before.len() < 10, "it was killed too late to show anything");
+    let rows = |cell: &PathBuf| std::fs::read(cell.join("requests.csv")).expect("rows");
+    let kept: Vec<Vec<u8>> = before.iter().map(rows).collect();
+    let (document, code) = scratch.json(&[]);
+    assert_eq!(
+        (&document["state"], cells(&document).len()),
+        (&"complete".into(), 10)
+    );
+    assert_ne!(code, Some(2));
+    assert_eq!(scratch.complete().len(), 10);
+    assert_eq!(
+        before.iter().map(rows).collect::<Vec<_>>(),
+        kept,
+        "a finished cell was repeated"
+    );
+}
+
+#[test]
+fn a_signal_ends_a_run_in_order() {
+    let scratch = Scratch::new(&suite("signalled", 20, 60, WORSE));
+    let mut child = scratch.start();
+    wait_for("a finished cell", || !scratch.complete().is_empty());
+    let sent = Command::new("kill")
+        .args(["-TERM", &child.id().to_string()])
+        .status();
+    assert!(sent.expect("kill runs").success());
+    wait_for("the end of the run", || {
+        child.try_wait().expect("a child").is_some()
+    });
+    let status = child.wait().expect("a status");
+    assert_eq!(status.code(), Some(3));
+    assert_eq!(processes("--model signalled"), 0, "a server is left");
+    let text = std::fs::read_to_string(scratch.out.join("suite.json")).expect("a document");
+    let document: Value = serde_json::from_str(&text).expect("JSON");
+    assert_eq!(document["state"], "interrupted");
+}
+
+#[test]
+fn a_suite_that_was_changed_is_refused_with_what_differs() {
+    let text = suite("changed", 3, 5, WORSE);
+    let scratch = Scratch::new(&text);
+    assert_ne!(scratch.run(&["--only", "0/quick"]).status.code(), Some(2));
+    for (from, to, parts) in [
+        (
+            "num_prompts = 6",
+            "num_prompts = 7",
+            &["bench.num_prompts", "\\\"6\\\" then", "7"][..],
+        ),
+        ("blocks = 3", "blocks = 4", &["run.blocks: 3 then, 4 now"]),
+        (
+            "expect = \"higher\"",
+            "expect = \"lower\"",
+            &["comparisons.0.expect", "higher", "lower"],
+        ),
+    ] {
+        scratch.write(&text.replace(from, to));
+        let output = scratch.run(&[]);
+        assert_eq!(output.status.code(), Some(2), "{to}");
+        let told = stderr(&output);
+        for part in parts {
+            let part = part.replace("\\\"", "\"");
+            assert!(told.contains(&part), "{part} is missing in: {told}");
+        }
+    }
+    // A comment is no change.
+    scratch.write(&format!("# The same.\n{text}"));
+    let output = scratch.run(&["--only", "0/quick"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    // Nor may two work in one directory, or in one that holds something else.
+    let other = scratch.dir.path().to_str().unwrap();
+    let output = run(&["run", scratch.file().to_str().unwrap(), "--out", other]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("something else"),
+        "{}",
+        stderr(&output)
+    );
+}
+
+#[test]
+fn a_server_that_does_not_start_is_a_failed_cell_with_its_words() {
+    let text = suite("no-start", 3, 5, WORSE);
+    let slow = text.find("[arms.slow]").unwrap();
+    let end = text.find("[[hypothesis]]").unwrap();
+    let broken = "[arms.slow]\nstart = [\"sh\", \"-c\", \"echo no GPU here >&2; exit 7\", \
+                  \"{port}\"]\n";
+    let scratch = Scratch::new(&format!("{}{broken}{}", &text[..slow], &text[end..]));
+    let (document, code) = scratch.json(&[]);
+    assert_eq!((&document["state"], code), (&"incomplete".into(), Some(3)));
+    let state = |arm: &str, block: usize| {
+        let of = |c: &&Value| c["arm"] == arm && c["block"] == block;
+        cells(&document).iter().find(of).expect("a cell").clone()
+    };
+    for block in 0..3 {
+        assert_eq!(state("quick", block)["state"], "complete");
+    }
+    let failed = state("slow", 0);
+    assert_eq!(failed["state"], "failed");
+    let told = failed["reasons"].to_string();
+    assert!(
+        told.contains("no GPU here") && told.contains("exit status: 7"),
+        "{told}"
+    );
+    // After two starts that failed it is left alone.
+    assert_eq!(state("slow", 1)["state"], "failed");
+    assert_eq!(state("slow", 2)["state"], "missing");
+    assert_eq!(document["comparisons"][0]["verdict"], "inconclusive");
+}
+
+#[test]
+fn a_dry_run_starts_nothing_and_tells_the_plan() {
+    let scratch = Scratch::new(&suite("dry", 3, 5, WORSE));
+    let output = scratch.run(&["--dry-run", "--only", "1/*", "--only", "*/slow"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    let text = stdout(&output);
+    for part in [
+        "2 arms, 1 condition, 3 blocks: 6 cells, 4 of them",
+        "at least",
+        "suite sha256",
+    ] {
+        assert!(text.contains(part), "{part} is missing in: {text}");
+    }
+    assert!(
+        text.lines().all(|line| line.chars().count() <= 100),
+        "{text}"
+    );
+    assert!(!scratch.out.exists());
+    let (plan, _) = scratch.json(&["--dry-run"]);
+    assert_eq!(plan["cells"].as_array().expect("a list").len(), 6);
+    for (only, part) in [
+        ("7/*", "0 to 2"),
+        ("*/none", "quick"),
+        ("quick", "BLOCK/ARM"),
+    ] {
+        let output = scratch.run(&["--dry-run", "--only", only]);
+        assert_eq!(output.status.code(), Some(2), "{only}");
+        assert!(stderr(&output).contains(part), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn a_sequential_run_stops_when_its_hypotheses_are_settled() {
+    let text = suite("sequential", 12, 400, WORSE);
+    let text = text.replace("blocks = 12", "blocks = 12\nstop = \"sequential\"");
+    let scratch = Scratch::new(&text);
+    let (document, code) = scratch.json(&[]);
+    assert_eq!(document["state"], "complete");
+    let one = &document["comparisons"][0];
+    match one["verdict"].as_str() {
+        Some("worse") => {
+            assert_eq!(code, Some(0));
+            let run = document["blocks_run"].as_u64().expect("a number");
+            // An eighty-fold change needs no twelve blocks, and no rule ends before the fourth.
+            assert!(
+                (4..12).contains(&run) || one["left_out"] != Value::Array(vec![]),
+                "{run}"
+            );
+            assert_eq!(cells(&document).len() as u64, 2 * run);
+        }
+        Some("inconclusive" | "void") => assert_ne!(one["left_out"], Value::Array(vec![])),
+        other => panic!("{other:?}: {one}"),
+    }
+}
+
+#[test]
+fn the_server_may_live_for_a_block_of_several_loads() {
+    let more = "[factors.rate]\nkey = \"bench.num_prompts\"\nvalues = [3, 4]\n";
+    let text = suite("block-long", 2, 5, more).replace("num_prompts = 6\n", "");
+    let text = text.replace("blocks = 2", "blocks = 2\nfresh = \"block\"");
+    let scratch = Scratch::new(&text);
+    let (document, code) = scratch.json(&[]);
+    assert_eq!(document["state"], "complete");
+    assert_eq!(cells(&document).len(), 8);
+    assert!(matches!(code, Some(0 | 3)));
+    for name in ["quick", "slow"] {
+        let log = scratch
+            .out
+            .join(format!("cells/block-001/server-{name}.log"));
+        assert!(log.exists(), "{log:?}");
+    }
+    for cell in cells(&document) {
+        let document = scratch
+            .out
+            .join(cell["dir"].as_str().unwrap())
+            .join("bench.json");
+        let document: Value =
+            serde_json::from_str(&std::fs::read_to_string(document).unwrap()).unwrap();
+        let asked = cell["condition"]
+            .as_str()
+            .unwrap()
+            .trim_start_matches("rate=")
+            .parse::<u64>();
+        assert_eq!(document["counts"]["offered"].as_u64(), asked.ok());
+    }
+}
