@@ -114,15 +114,15 @@ fn processes(needle: &str) -> usize {
     shown.filter(|line| line.contains(needle)).count()
 }
 
-/// Waits for `true`, for half a minute at most.
+/// Waits for `true`, for two minutes at most.
 fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..600 {
+    for _ in 0..2400 {
         if holds() {
             return;
         }
         std::thread::sleep(Duration::from_millis(50));
     }
-    panic!("{what} did not come within half a minute");
+    panic!("{what} did not come within two minutes");
 }
 
 fn cells(document: &Value) -> &Vec<Value> {
