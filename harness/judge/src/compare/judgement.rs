@@ -20,7 +20,7 @@ const MOST_BLOCKS: usize = 10_000;
 const P99_SAMPLES: u64 = 100;
 
 /// How runs are compared.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct CompareRules {
     /// Level, fewest blocks, power, bootstrap.
     pub ab: AbRules,
@@ -34,19 +34,6 @@ pub struct CompareRules {
     pub margins: BTreeMap<String, f64>,
     /// Differences that are wanted.
     pub allow: BTreeSet<Aspect>,
-}
-
-impl Default for CompareRules {
-    fn default() -> Self {
-        Self {
-            ab: AbRules::default(),
-            metrics: Vec::new(),
-            primary: Vec::new(),
-            ratio_margin: None,
-            margins: BTreeMap::new(),
-            allow: BTreeSet::new(),
-        }
-    }
 }
 
 /// One block.

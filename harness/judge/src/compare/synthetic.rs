@@ -69,7 +69,10 @@ pub fn run(arm: &str, block: usize, ttft_ms: Vec<f64>, itl_ms: Vec<f64>) -> Run 
     let mut run = Run {
         name: format!("{arm}{block}"),
         // The arms take turns at being first.
-        created: format!("{block:06} {}", u8::from((block % 2 == 0) != (arm == "a"))),
+        created: format!(
+            "{block:06} {}",
+            u8::from(block.is_multiple_of(2) != (arm == "a"))
+        ),
         start_ns: block as u64,
         aspects: ASPECTS.map(|aspect| (aspect, "same".to_owned())).into(),
         offered: requests,

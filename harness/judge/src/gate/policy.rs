@@ -223,7 +223,8 @@ impl Reader<'_> {
             Some(given) if (3..=10_000).contains(given.get_ref()) => Ok(*given.get_ref()),
             Some(given) => {
                 let what = format!(
-                    "min_blocks = {}: must be from 3 to 10000; fewer blocks have no usable interval",
+                    "min_blocks = {}: must be from 3 to 10000; fewer blocks have no usable \
+                     interval",
                     given.get_ref()
                 );
                 Err(self.wrong(given, what))
