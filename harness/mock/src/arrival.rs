@@ -14,6 +14,28 @@ use tokio::net::TcpStream;
 /// Oldest arrival that is believed.
 const OLDEST: Nanos = Nanos::from_secs(60);
 
+/// Longest time between two readings of the monotonic clock within which the wall clock is taken
+/// to be read at the first of them.
+const TOGETHER: Nanos = Nanos::from_micros(25);
+
+/// The monotonic clock now, and how long ago `arrived` of the wall clock was. `None` when that
+/// cannot be: the wall clock was set, or this thread never had both clocks together.
+#[cfg(target_os = "linux")]
+fn age_of(arrived: Nanos) -> (Nanos, Option<Nanos>) {
+    let mut now = WallClock.now();
+    for _ in 0..8 {
+        let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+        let after = WallClock.now();
+        if after.saturating_sub(now) < TOGETHER {
+            let wall = Nanos(wall.tv_sec as u64 * 1_000_000_000 + wall.tv_nsec as u64);
+            let age = wall.checked_sub(arrived).filter(|&age| age <= OLDEST);
+            return (now, age);
+        }
+        now = after;
+    }
+    (now, None)
+}
+
 /// Asks the kernel for times of arrival; one that has none leaves the instants of the reads.
 pub(crate) fn ask(socket: &TcpStream) {
     #[cfg(target_os = "linux")]
@@ -45,22 +67,14 @@ pub(crate) fn read(socket: &TcpStream, buffer: &mut [u8]) -> io::Result<(usize, 
         let mut parts = [io::IoSliceMut::new(buffer)];
         let flags = MsgFlags::MSG_DONTWAIT;
         let message = recvmsg::<()>(socket.as_raw_fd(), &mut parts, Some(&mut control.0), flags)?;
-        let now = WallClock.now();
-        let mut at = now;
+        let mut arrived = Nanos::ZERO;
         for part in message.cmsgs()? {
             if let ControlMessageOwned::ScmTimestampns(time) = part {
-                let wall = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-                let seconds = wall.tv_sec - time.tv_sec();
-                let age =
-                    i128::from(seconds) * 1_000_000_000 + i128::from(wall.tv_nsec - time.tv_nsec());
-                // A wall clock that was set makes bytes that are older than can be, or newer.
-                if let Ok(age) = u64::try_from(age)
-                    && age <= OLDEST.0
-                {
-                    at = now.saturating_sub(Nanos(age));
-                }
+                arrived = Nanos(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64);
             }
         }
+        let (now, age) = age_of(arrived);
+        let at = age.map_or(now, |age| now.saturating_sub(age));
         Ok((message.bytes, at))
     })
 }
