@@ -9,6 +9,7 @@ use serde_json::json;
 use crate::ask::{Ask, Reply};
 use crate::event::{End, Event, Head, UsageNote};
 use crate::fault::FaultKind;
+use crate::generate::Generator;
 use crate::log::WriteKind;
 use crate::options::{MockOptions, Persona};
 use crate::recording::Recording;
@@ -17,6 +18,16 @@ use crate::script::Rule;
 
 /// Between the last event and a fault that would come with the next one when there is none.
 const AFTER_LAST_NS: u64 = 1_000_000;
+
+/// Events of a stream that are made before its first byte is due, so that making them makes
+/// nothing late. A longer stream is made by and by, or it would fill the memory.
+const EVENTS_BEFOREHAND: u64 = 16_384;
+
+/// Events made at once of a longer stream.
+const BATCH_EVENTS: usize = 1_024;
+
+/// Tokens of an answer that must be made as a whole: one that is not streamed, or has a fault.
+const MOST_WHOLE_TOKENS: u64 = 1 << 18;
 
 /// Part of a body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +52,7 @@ pub(crate) enum Split {
 }
 
 /// A response in time.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug)]
 pub(crate) struct Answer {
     /// The head; none: the data begins with one (a recording), or nothing is ever sent.
     pub(crate) head: Option<Head>,
@@ -61,6 +72,8 @@ pub(crate) struct Answer {
     pub(crate) split: Option<Split>,
     /// Finish reason sent, for the counters.
     pub(crate) finish: Option<String>,
+    /// What follows and is made when it is due: its end is this answer's.
+    pub(crate) rest: Option<Box<Rest>>,
 }
 
 impl Answer {
@@ -82,6 +95,7 @@ impl Answer {
             end_at_ns: at_ns,
             split: None,
             finish: None,
+            rest: None,
         }
     }
 
@@ -119,9 +133,47 @@ impl Answer {
         });
     }
 
-    /// Output tokens in it.
-    pub(crate) fn tokens(&self) -> u32 {
-        self.parts.iter().map(|part| part.tokens).sum()
+    /// Output tokens in it, those included that are still to be made.
+    pub(crate) fn tokens(&self) -> u64 {
+        let made: u64 = self.parts.iter().map(|part| u64::from(part.tokens)).sum();
+        made + self.rest.as_ref().map_or(0, |rest| rest.tokens())
+    }
+}
+
+/// The part of a long stream that is not made yet.
+#[derive(Clone, Debug)]
+pub(crate) struct Rest {
+    ask: Ask,
+    /// What the generator and the renderer look at.
+    options: MockOptions,
+    number: u64,
+    cached: usize,
+    generator: Generator,
+    /// Tokens made, and when the first was due.
+    completion: u32,
+    first_token_ns: u64,
+}
+
+impl Rest {
+    fn tokens(&self) -> u64 {
+        u64::from(self.generator.tokens_left()) * u64::from(self.ask.choices)
+    }
+
+    /// Nothing is left.
+    pub(crate) fn is_over(&self) -> bool {
+        self.generator.is_over()
+    }
+
+    /// Some more of the stream: bytes and their parts.
+    pub(crate) fn next(&mut self) -> (Vec<u8>, Vec<Part>) {
+        let events = self.generator.next(&self.ask, &self.options, BATCH_EVENTS);
+        let style = &self.options.style;
+        let mut renderer = Renderer::new(&self.ask, style, self.number, self.cached);
+        renderer.completion = self.completion;
+        renderer.first_token_ns = self.first_token_ns;
+        let rendered = rendered(&events, &mut renderer);
+        self.completion = renderer.completion;
+        rendered
     }
 }
 
@@ -156,6 +208,17 @@ pub(crate) fn build(
         reply.head.fields = rule.map(|r| r.headers.clone()).unwrap_or_default();
         return Answer::reply(reply, rule.and_then(|r| r.head_at_ns).unwrap_or(0));
     }
+    if rule.is_none() {
+        let generator = Generator::new(ask, options, number, cached);
+        let tokens = u64::from(generator.tokens()) * u64::from(ask.choices);
+        match ask.stream && fault.is_none() {
+            true if tokens > EVENTS_BEFOREHAND => {
+                return by_and_by(generator, ask, options, (number, cached));
+            }
+            false if tokens > MOST_WHOLE_TOKENS => return too_long(tokens),
+            _ => {}
+        }
+    }
     let mut draft = draft(ask, options, number, cached, rule);
     match fault {
         Some(FaultKind::NeverAnswers) => return Answer::never(),
@@ -173,13 +236,8 @@ pub(crate) fn build(
     }
 }
 
-fn draft(
-    ask: &Ask,
-    options: &MockOptions,
-    number: u64,
-    cached: usize,
-    rule: Option<&Rule>,
-) -> Draft {
+/// A draft without events.
+fn blank(ask: &Ask, options: &MockOptions) -> Draft {
     let content_type = match ask.stream {
         true => "text/event-stream; charset=utf-8",
         false => "application/json",
@@ -188,15 +246,69 @@ fn draft(
     if options.persona != Persona::Vllm {
         head.fields.push(("Server".into(), "llama.cpp".into()));
     }
-    let mut draft = Draft {
+    Draft {
         head,
         head_at_ns: options.timing.head_ns.map(|at| at.0),
         events: Vec::new(),
         end: End::Finish,
         split: None,
+    }
+}
+
+/// The beginning of a long stream, and what makes the rest.
+fn by_and_by(
+    mut generator: Generator,
+    ask: &Ask,
+    options: &MockOptions,
+    (number, cached): (u64, usize),
+) -> Answer {
+    let draft = Draft {
+        events: generator.next(ask, options, BATCH_EVENTS),
+        ..blank(ask, options)
     };
+    let mut answer = streamed(draft, Renderer::new(ask, &options.style, number, cached));
+    answer.finish = Some(generator.finish().to_owned());
+    let first = answer.parts.iter().find(|part| part.tokens > 0);
+    answer.rest = Some(Box::new(Rest {
+        ask: ask.clone(),
+        // Scripts and recordings stay where they are.
+        options: MockOptions {
+            max_model_len: options.max_model_len,
+            tokenizer: options.tokenizer,
+            timing: options.timing.clone(),
+            style: options.style.clone(),
+            persona: options.persona,
+            ..MockOptions::default()
+        },
+        number,
+        cached,
+        generator,
+        completion: answer.parts.iter().map(|part| part.tokens).sum(),
+        first_token_ns: first.map_or(0, |part| part.at_ns),
+    }));
+    answer
+}
+
+fn too_long(tokens: u64) -> Answer {
+    let message = format!(
+        "max_tokens times n is {tokens}: an answer that is not streamed, or has a fault, may have \
+         {MOST_WHOLE_TOKENS} tokens"
+    );
+    let reply = Reply::error(400, "BadRequestError", Some("max_tokens"), &message);
+    Answer::reply(reply, 0)
+}
+
+fn draft(
+    ask: &Ask,
+    options: &MockOptions,
+    number: u64,
+    cached: usize,
+    rule: Option<&Rule>,
+) -> Draft {
+    let mut draft = blank(ask, options);
     let Some(rule) = rule else {
-        draft.events = crate::generate::generate(ask, options, number, cached);
+        let mut generator = Generator::new(ask, options, number, cached);
+        draft.events = generator.next(ask, options, usize::MAX);
         return draft;
     };
     draft.head.status = rule.status;
@@ -297,42 +409,51 @@ fn cut_after(events: &mut Vec<Event>, tokens: u32) -> u64 {
 }
 
 fn streamed(draft: Draft, mut renderer: Renderer<'_>) -> Answer {
-    let mut answer = Answer {
+    let (data, parts) = rendered(&draft.events, &mut renderer);
+    let mut reasons = draft.events.iter().rev();
+    Answer {
         head: Some(draft.head),
         head_at_ns: draft.head_at_ns,
-        data: Vec::new(),
-        parts: Vec::with_capacity(draft.events.len()),
+        data,
+        parts,
         streamed: true,
         end: draft.end,
         end_at_ns: draft.events.last().map_or(0, |event| event.at_ns),
         split: draft.split,
-        finish: draft
-            .events
-            .iter()
-            .rev()
-            .find_map(|event| event.finish.clone()),
-    };
+        finish: reasons.find_map(|event| event.finish.clone()),
+        rest: None,
+    }
+}
+
+/// Events as bytes and the parts that these are.
+fn rendered(events: &[Event], renderer: &mut Renderer<'_>) -> (Vec<u8>, Vec<Part>) {
+    let (mut data, mut parts) = (Vec::new(), Vec::with_capacity(events.len()));
     // Most events repeat the bytes of an earlier one: rendering must not make others late.
-    let mut rendered: BTreeMap<&str, Range<usize>> = BTreeMap::new();
-    for event in &draft.events {
-        let from = answer.data.len();
+    let mut known: BTreeMap<&str, Range<usize>> = BTreeMap::new();
+    for event in events {
+        let from = data.len();
         let text = renderer.plain_text(event);
-        match text.and_then(|text| rendered.get(text)) {
+        match text.and_then(|text| known.get(text)) {
             Some(range) => {
                 renderer.completion += event.tokens;
-                answer.data.extend_from_within(range.clone());
+                data.extend_from_within(range.clone());
             }
             None => {
                 let bytes = renderer.event(event);
-                answer.data.extend_from_slice(&bytes);
-                rendered.extend(text.map(|text| (text, from..answer.data.len())));
+                data.extend_from_slice(&bytes);
+                known.extend(text.map(|text| (text, from..data.len())));
             }
         }
-        if answer.data.len() > from {
-            answer.push(event.at_ns, event.tokens, kind(event));
+        if data.len() > from {
+            parts.push(Part {
+                at_ns: event.at_ns,
+                end: data.len(),
+                tokens: event.tokens,
+                kind: kind(event),
+            });
         }
     }
-    answer
+    (data, parts)
 }
 
 /// One document when the last token is there; an error of the stream is its status.

@@ -115,7 +115,7 @@ impl Ask {
             let message = format!("n must be 1 to {MOST_CHOICES}, got {}.", body["n"]);
             return Err(Reply::bad("n", &message));
         }
-        let token_ids = body["return_token_ids"].as_bool().unwrap_or(false);
+        let token_ids = truth(&body["return_token_ids"], "return_token_ids", false)?;
         let prompt = match api {
             Api::Completions => completion_prompt(&body["prompt"], options)?,
             Api::Chat => options.tokenizer.encode(&chat_prompt(&body["messages"])?),
@@ -125,17 +125,17 @@ impl Ask {
             model,
             prompt,
             max_tokens: max_tokens(&body)?,
-            ignore_eos: body["ignore_eos"].as_bool().unwrap_or(false),
-            stream: body["stream"].as_bool().unwrap_or(false),
-            include_usage: flag(&body, "include_usage"),
-            continuous_usage: flag(&body, "continuous_usage_stats"),
+            ignore_eos: truth(&body["ignore_eos"], "ignore_eos", false)?,
+            stream: truth(&body["stream"], "stream", false)?,
+            include_usage: flag(&body, "include_usage")?,
+            continuous_usage: flag(&body, "continuous_usage_stats")?,
             salt: body["cache_salt"].as_str().map(str::to_string),
             class: body["mock_class"].as_str().map(str::to_string),
             choices: choices as u32,
             token_ids: token_ids.then_some(options.tokenizer),
-            cache_prompt: body["cache_prompt"].as_bool().unwrap_or(true),
+            cache_prompt: truth(&body["cache_prompt"], "cache_prompt", true)?,
         };
-        let wanted = ask.prompt.len() + ask.max_tokens.unwrap_or(1) as usize;
+        let wanted = (ask.prompt.len()).saturating_add(ask.max_tokens.unwrap_or(1) as usize);
         if wanted > options.max_model_len {
             let message = format!(
                 "This model's maximum context length is {} tokens; the prompt has {} and {} more \
@@ -150,8 +150,20 @@ impl Ask {
     }
 }
 
-fn flag(body: &Value, name: &str) -> bool {
-    body["stream_options"][name].as_bool().unwrap_or(false)
+fn flag(body: &Value, name: &str) -> Result<bool, Reply> {
+    truth(&body["stream_options"][name], name, false)
+}
+
+/// A field that is true, false or not there.
+fn truth(value: &Value, name: &str, absent: bool) -> Result<bool, Reply> {
+    match value {
+        Value::Null => Ok(absent),
+        Value::Bool(truth) => Ok(*truth),
+        other => {
+            let message = format!("{name}: Input should be a valid boolean, got {other}.");
+            Err(Reply::bad(name, &message))
+        }
+    }
 }
 
 fn max_tokens(body: &Value) -> Result<Option<u32>, Reply> {
@@ -161,8 +173,17 @@ fn max_tokens(body: &Value) -> Result<Option<u32>, Reply> {
     let Some(name) = field else {
         return Ok(None);
     };
-    match body[name].as_u64().and_then(|n| u32::try_from(n).ok()) {
+    let value = &body[name];
+    match value.as_u64().and_then(|n| u32::try_from(n).ok()) {
         Some(n @ 1..) => Ok(Some(n)),
+        _ if !value.is_number() => {
+            let message = format!("{name}: Input should be a valid integer, got {value}.");
+            Err(Reply::bad(name, &message))
+        }
+        _ if value.as_u64().is_some_and(|n| n > 0) => {
+            let message = format!("{name} must be at most {}, got {value}.", u32::MAX);
+            Err(Reply::bad(name, &message))
+        }
         _ => {
             let message = format!("{name} must be at least 1, got {}.", body[name]);
             Err(Reply::bad(name, &message))
@@ -259,6 +280,36 @@ mod tests {
                 r#"{"prompt":"x","max_tokens":-5}"#,
                 400,
                 "at least 1, got -5",
+            ),
+            (
+                Api::Completions,
+                r#"{"prompt":"x","max_tokens":"x"}"#,
+                400,
+                "valid integer, got \\\"x\\\"",
+            ),
+            (
+                Api::Completions,
+                r#"{"prompt":"x","max_tokens":1000000000}"#,
+                400,
+                "maximum context",
+            ),
+            (
+                Api::Completions,
+                r#"{"prompt":"x","max_tokens":5000000000}"#,
+                400,
+                "at most 4294967295",
+            ),
+            (
+                Api::Completions,
+                r#"{"prompt":"x","stream":"yes"}"#,
+                400,
+                "stream: Input should be a valid boolean",
+            ),
+            (
+                Api::Completions,
+                r#"{"prompt":"x","n":1000000}"#,
+                400,
+                "n must be 1 to 64",
             ),
             (
                 Api::Completions,

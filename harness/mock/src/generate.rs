@@ -6,72 +6,131 @@ use crate::ask::{Api, Ask};
 use crate::event::{Event, UsageNote};
 use crate::options::{MockOptions, Persona};
 
-/// The events of the answer to the request with this number, `cached` prompt tokens being in the
-/// cache. The first event carries one token, as a prefill makes one; later events carry as many
-/// as the style bundles and go out when the last of them is due.
-pub(crate) fn generate(ask: &Ask, options: &MockOptions, number: u64, cached: usize) -> Vec<Event> {
-    let timing = &options.timing;
-    let mut stream = Stream::new(options.seed, &format!("mock/answer/{number}"));
-    let limit = most_tokens(ask, options);
-    let stop = match &timing.stop_tokens {
-        Some(dist) if !ask.ignore_eos => dist.draw(&mut stream).round().max(1.0) as u32,
-        _ => u32::MAX,
-    };
-    let count = limit.min(stop);
-    let finish = if stop < limit { "stop" } else { "length" };
+/// Latest instant of an event: longer than any server runs, and far from what a counter holds.
+const LATEST_NS: f64 = 1e18;
 
-    let uncached = ask.prompt.len().saturating_sub(cached);
-    let prefill_ns = timing.prefill_ns_per_token * uncached as f64;
-    let mut at_ns = timing.ttft_ns.draw(&mut stream) + prefill_ns;
-    let mut events = Vec::with_capacity(count as usize + 3);
-    if ask.api == Api::Chat && ask.stream && options.style.role_first {
-        let role_ns = timing.role_ns.map_or(at_ns, |at| at_ns.min(at.0 as f64));
-        events.extend((0..ask.choices).map(|choice| Event {
-            choice,
-            role: Some("assistant".into()),
-            ..Event::at(role_ns as u64)
-        }));
-    }
-    let mut made = 0;
-    while made < count {
-        let bundle = if made == 0 {
-            1
-        } else {
-            options.style.bundle.max(1)
+/// The events of one answer, made as they are asked for. The first event carries one token, as a
+/// prefill makes one; later events carry as many as the style bundles and go out when the last of
+/// them is due.
+#[derive(Clone, Debug)]
+pub(crate) struct Generator {
+    stream: Stream,
+    /// When the last token is due that was made, or the first one.
+    at_ns: f64,
+    /// Tokens of each choice, and how many of them were made.
+    count: u32,
+    made: u32,
+    finish: &'static str,
+    begun: bool,
+    over: bool,
+}
+
+impl Generator {
+    /// Of the answer to the request with this number, `cached` prompt tokens being in the cache.
+    pub(crate) fn new(ask: &Ask, options: &MockOptions, number: u64, cached: usize) -> Generator {
+        let timing = &options.timing;
+        let mut stream = Stream::new(options.seed, &format!("mock/answer/{number}"));
+        let limit = most_tokens(ask, options);
+        let stop = match &timing.stop_tokens {
+            Some(dist) if !ask.ignore_eos => dist.draw(&mut stream).round().max(1.0) as u32,
+            _ => u32::MAX,
         };
-        let tokens = bundle.min(count - made);
-        if made > 0 {
-            at_ns += (0..tokens)
-                .map(|_| timing.itl_ns.draw(&mut stream))
-                .sum::<f64>();
+        let uncached = ask.prompt.len().saturating_sub(cached);
+        let prefill_ns = timing.prefill_ns_per_token * uncached as f64;
+        let at_ns = timing.ttft_ns.draw(&mut stream) + prefill_ns;
+        Generator {
+            stream,
+            at_ns: at_ns.min(LATEST_NS),
+            count: limit.min(stop),
+            made: 0,
+            finish: if stop < limit { "stop" } else { "length" },
+            begun: false,
+            over: false,
         }
-        let text = (made..made + tokens).map(|n| options.tokenizer.generated(n));
-        let text: String = text.collect();
-        // The choices of a request are made side by side.
-        events.extend((0..ask.choices).map(|choice| Event {
-            choice,
-            content: Some(text.clone()),
-            tokens,
-            usage: match ask.continuous_usage {
-                true => UsageNote::Served,
-                false => UsageNote::None,
-            },
-            ..Event::at(at_ns as u64)
-        }));
-        made += tokens;
     }
-    finish_choices(&mut events, ask, options.persona, finish);
-    if ask.include_usage && !usage_is_in_finish(ask, options.persona) {
+
+    /// Tokens of each choice.
+    pub(crate) fn tokens(&self) -> u32 {
+        self.count
+    }
+
+    /// Tokens of each choice that are still to be made.
+    pub(crate) fn tokens_left(&self) -> u32 {
+        self.count - self.made
+    }
+
+    /// All events were made.
+    pub(crate) fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// Why the answer ends.
+    pub(crate) fn finish(&self) -> &'static str {
+        self.finish
+    }
+
+    /// The next events: about `most`, those of one instant together.
+    pub(crate) fn next(&mut self, ask: &Ask, options: &MockOptions, most: usize) -> Vec<Event> {
+        let timing = &options.timing;
+        let mut events = Vec::new();
+        if !self.begun && ask.api == Api::Chat && ask.stream && options.style.role_first {
+            let first = self.at_ns;
+            let role_ns = timing.role_ns.map_or(first, |at| first.min(at.0 as f64));
+            events.extend((0..ask.choices).map(|choice| Event {
+                choice,
+                role: Some("assistant".into()),
+                ..Event::at(role_ns as u64)
+            }));
+        }
+        self.begun = true;
+        while self.made < self.count && events.len() < most {
+            let bundle = if self.made == 0 {
+                1
+            } else {
+                options.style.bundle.max(1)
+            };
+            let tokens = bundle.min(self.count - self.made);
+            if self.made > 0 {
+                let gaps = (0..tokens).map(|_| timing.itl_ns.draw(&mut self.stream));
+                self.at_ns = (self.at_ns + gaps.sum::<f64>()).min(LATEST_NS);
+            }
+            let all = self.made..self.made + tokens;
+            let text: String = all.map(|n| options.tokenizer.generated(n)).collect();
+            // The choices of a request are made side by side.
+            events.extend((0..ask.choices).map(|choice| Event {
+                choice,
+                content: Some(text.clone()),
+                tokens,
+                usage: match ask.continuous_usage {
+                    true => UsageNote::Served,
+                    false => UsageNote::None,
+                },
+                ..Event::at(self.at_ns as u64)
+            }));
+            self.made += tokens;
+        }
+        if self.made == self.count && !self.over {
+            self.over = true;
+            self.end(&mut events, ask, options);
+        }
+        events
+    }
+
+    /// What follows the last token.
+    fn end(&self, events: &mut Vec<Event>, ask: &Ask, options: &MockOptions) {
+        let at_ns = self.at_ns as u64;
+        finish_choices(events, ask, options.persona, self.finish);
+        if ask.include_usage && !usage_is_in_finish(ask, options.persona) {
+            events.push(Event {
+                usage: UsageNote::Served,
+                ..Event::at(at_ns)
+            });
+        }
         events.push(Event {
-            usage: UsageNote::Served,
-            ..Event::at(at_ns as u64)
+            done: true,
+            ..Event::at(at_ns)
         });
     }
-    events.push(Event {
-        done: true,
-        ..Event::at(at_ns as u64)
-    });
-    events
 }
 
 /// Output tokens at most.
@@ -130,6 +189,11 @@ mod tests {
             },
             ..MockOptions::default()
         }
+    }
+
+    /// All events at once.
+    fn generate(ask: &Ask, options: &MockOptions, number: u64, cached: usize) -> Vec<Event> {
+        Generator::new(ask, options, number, cached).next(ask, options, usize::MAX)
     }
 
     fn ask(body: &str, options: &MockOptions) -> Ask {
@@ -225,5 +289,30 @@ mod tests {
         assert_ne!(first, generate(&ask, &options, 4, 0));
         options.seed = 2;
         assert_ne!(first, generate(&ask, &options, 3, 0));
+    }
+
+    #[test]
+    fn events_made_by_and_by_are_those_made_at_once() {
+        for persona in [Persona::Vllm, Persona::LlamaCpp { slots: 1 }] {
+            let mut options = options();
+            options.persona = persona;
+            options.timing.itl_ns = Dist::Exponential(1e6);
+            let body = r#"{"prompt":[1],"max_tokens":20,"n":3,
+                "stream_options":{"include_usage":true}}"#;
+            let ask = ask(body, &options);
+            let whole = generate(&ask, &options, 3, 0);
+            for most in 1..70 {
+                let mut generator = Generator::new(&ask, &options, 3, 0);
+                let mut events = Vec::new();
+                while !generator.is_over() {
+                    let more = generator.next(&ask, &options, most);
+                    assert!(!more.is_empty() && more.len() < most + 3 + 5);
+                    events.extend(more);
+                }
+                assert_eq!(events, whole, "{most}");
+                assert_eq!(generator.tokens_left(), 0);
+                assert!(generator.next(&ask, &options, most).is_empty());
+            }
+        }
     }
 }

@@ -1,13 +1,16 @@
 //! An answer as the writes of one connection.
+//!
+//! All of it is rendered before the first byte is due, but for streams so long that they would
+//! fill the memory: these are rendered piece by piece, when the piece before has left.
 
 use pb_contract::Nanos;
 
-use crate::answer::{Answer, Part, Split};
+use crate::answer::{Answer, Part, Rest, Split};
 use crate::event::{End, Head};
 use crate::log::WriteKind;
 
-/// Bytes to write and when: everything is rendered before the first byte is due.
-#[derive(Clone, Debug, PartialEq)]
+/// Bytes to write and when.
+#[derive(Clone, Debug)]
 pub(crate) struct Program {
     /// All bytes, one after the other.
     pub(crate) bytes: Vec<u8>,
@@ -17,9 +20,31 @@ pub(crate) struct Program {
     pub(crate) end: End,
     /// The client is to see pieces: no two steps go out in one write.
     pub(crate) in_pieces: bool,
+    /// What follows these steps, and whether it goes out in chunks.
+    more: Option<(Box<Rest>, bool)>,
 }
 
 impl Program {
+    /// Puts the next steps in place of those that have left; false when there are none.
+    pub(crate) fn refill(&mut self) -> bool {
+        let Some((rest, chunked)) = &mut self.more else {
+            return false;
+        };
+        let chunked = *chunked;
+        let (data, parts) = rest.next();
+        let (mut bytes, mut steps) = (Vec::new(), Vec::with_capacity(parts.len() + 1));
+        frame(&data, &parts, chunked, &mut bytes, &mut steps);
+        if rest.is_over() {
+            let at_ns = parts.last().map_or(0, |part| part.at_ns);
+            if chunked {
+                last_chunk(at_ns, &mut bytes, &mut steps);
+            }
+            self.more = None;
+        }
+        (self.bytes, self.steps) = (bytes, steps);
+        true
+    }
+
     /// The last of the steps that leave in one write with this one: those due at the same instant.
     /// Bytes of a recording stay as they were read.
     pub(crate) fn last_of_group(&self, first: usize) -> usize {
@@ -40,13 +65,15 @@ impl Program {
     }
 
     /// As HTTP/1.1, or as HTTP/1.0 without chunks for a client that is older.
-    pub(crate) fn http1(answer: Answer, keep_alive: bool, chunked: bool) -> Program {
+    pub(crate) fn http1(mut answer: Answer, keep_alive: bool, chunked: bool) -> Program {
+        let rest = answer.rest.take();
         let Some(head) = &answer.head else {
             return Program {
                 bytes: answer.data,
                 steps: with_end(answer.parts, answer.end, answer.end_at_ns),
                 end: answer.end,
                 in_pieces: false,
+                more: None,
             };
         };
         let chunked = answer.streamed && chunked;
@@ -54,40 +81,26 @@ impl Program {
         let mut bytes = head_bytes(head, length, chunked, keep_alive);
         let head_len = bytes.len();
         let mut steps = Vec::with_capacity(answer.parts.len() + 2);
-        let mut push = |bytes: &Vec<u8>, part: Part| {
-            steps.push(Part {
-                end: bytes.len(),
-                ..part
-            });
-        };
         if let Some(at_ns) = answer.head_at_ns {
-            push(&bytes, control(at_ns, WriteKind::Head));
+            push(&bytes, &mut steps, control(at_ns, WriteKind::Head));
         }
-        let mut from = 0;
-        for part in &answer.parts {
-            let body = &answer.data[from..part.end];
-            from = part.end;
-            if chunked {
-                bytes.extend_from_slice(format!("{:x}\r\n", body.len()).as_bytes());
-            }
-            bytes.extend_from_slice(body);
-            if chunked {
-                bytes.extend_from_slice(b"\r\n");
-            }
-            push(&bytes, *part);
-        }
+        frame(&answer.data, &answer.parts, chunked, &mut bytes, &mut steps);
         if answer.end == End::BadChunk {
             bytes.extend_from_slice(b"zz\r\n");
-            push(&bytes, control(answer.end_at_ns, WriteKind::Raw));
-        } else if answer.end == End::Finish && chunked {
-            bytes.extend_from_slice(b"0\r\n\r\n");
-            push(&bytes, control(answer.end_at_ns, WriteKind::End));
+            push(
+                &bytes,
+                &mut steps,
+                control(answer.end_at_ns, WriteKind::Raw),
+            );
+        } else if answer.end == End::Finish && chunked && rest.is_none() {
+            last_chunk(answer.end_at_ns, &mut bytes, &mut steps);
         }
         let steps = with_end(steps, answer.end, answer.end_at_ns);
         Program {
             in_pieces: answer.split.is_some(),
             steps: split(steps, answer.split, head_len),
             bytes,
+            more: rest.map(|rest| (rest, chunked)),
             end: match answer.end {
                 End::BadChunk => End::Close,
                 End::Finish if head.broken => End::Close,
@@ -111,8 +124,40 @@ impl Program {
             ),
             bytes: answer.data,
             end,
+            more: answer.rest.map(|rest| (rest, false)),
         }
     }
+}
+
+/// Adds a step that ends with the bytes so far.
+fn push(bytes: &[u8], steps: &mut Vec<Part>, part: Part) {
+    steps.push(Part {
+        end: bytes.len(),
+        ..part
+    });
+}
+
+/// Adds the parts of a body.
+fn frame(data: &[u8], parts: &[Part], chunked: bool, bytes: &mut Vec<u8>, steps: &mut Vec<Part>) {
+    let mut from = 0;
+    for part in parts {
+        let body = &data[from..part.end];
+        from = part.end;
+        if chunked {
+            bytes.extend_from_slice(format!("{:x}\r\n", body.len()).as_bytes());
+        }
+        bytes.extend_from_slice(body);
+        if chunked {
+            bytes.extend_from_slice(b"\r\n");
+        }
+        push(bytes, steps, *part);
+    }
+}
+
+/// Adds the chunk that ends a body.
+fn last_chunk(at_ns: u64, bytes: &mut Vec<u8>, steps: &mut Vec<Part>) {
+    bytes.extend_from_slice(b"0\r\n\r\n");
+    push(bytes, steps, control(at_ns, WriteKind::End));
 }
 
 fn control(at_ns: u64, kind: WriteKind) -> Part {

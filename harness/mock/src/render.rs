@@ -22,7 +22,7 @@ pub(crate) struct Renderer<'a> {
     prompt_tokens: u32,
     cached_tokens: u32,
     /// When the first token is due.
-    first_token_ns: u64,
+    pub(crate) first_token_ns: u64,
     /// Output tokens so far.
     pub(crate) completion: u32,
 }

@@ -57,8 +57,8 @@ pub(crate) struct Job {
     pub(crate) answer: Option<Answer>,
     status: u16,
     finish: Option<String>,
-    /// Output of the generator, which the cache keeps.
-    output: Vec<TokenId>,
+    /// Tokens of the generator for each choice, which the cache keeps.
+    output_tokens: u64,
     held_blocks: usize,
     /// The slot of llama.cpp's server that serves it.
     slot: Option<usize>,
@@ -176,7 +176,7 @@ impl Shared {
             answer: None,
             status: 0,
             finish: None,
-            output: Vec::new(),
+            output_tokens: 0,
             held_blocks: 0,
             slot: None,
             place,
@@ -192,9 +192,7 @@ impl Shared {
         job.status = answer.head.as_ref().map_or(0, |head| head.status);
         job.finish = answer.finish.clone();
         if rule.is_none() {
-            let tokens = answer.tokens() / job.ask.choices;
-            let text = (0..tokens).map(|n| self.options.tokenizer.generated(n));
-            job.output = self.options.tokenizer.encode(&text.collect::<String>());
+            job.output_tokens = answer.tokens() / u64::from(job.ask.choices);
         }
         job.answer = Some(answer);
         job
@@ -238,8 +236,20 @@ impl Shared {
         inner.running += 1;
     }
 
+    /// The tokens that the generator made for a request.
+    fn output(&self, job: &Job) -> Vec<TokenId> {
+        let tokenizer = self.options.tokenizer;
+        let text = (0..job.output_tokens).map(|n| tokenizer.generated(n as u32));
+        tokenizer.encode(&text.collect::<String>())
+    }
+
     /// Takes note of a request that has ended and gives its place to the next.
     pub(crate) fn finish(&self, job: Job, writes: Vec<LoggedWrite>, ending: Ending) {
+        let complete = ending == Ending::Complete;
+        let output = match complete {
+            true => self.output(&job),
+            false => Vec::new(),
+        };
         let request = LoggedRequest {
             request: job.number,
             x_request_id: job.arrival.x_request_id,
@@ -258,13 +268,11 @@ impl Shared {
             inner.running -= 1;
             inner.held_blocks -= job.held_blocks;
             inner.metrics.ended(&request, job.finish.as_deref());
-            let complete = ending == Ending::Complete;
             if let Some(slot) = job.slot {
-                let output = if complete { &job.output[..] } else { &[] };
-                inner.slots.release(slot, output);
+                inner.slots.release(slot, &output);
             } else if complete {
                 let mut tokens = job.ask.prompt;
-                tokens.extend(job.output);
+                tokens.extend(output);
                 inner.cache.insert(&tokens, job.ask.salt.as_deref());
             }
         }

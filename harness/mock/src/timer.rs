@@ -95,9 +95,7 @@ mod tests {
             for _ in 0..3 {
                 let at = WallClock.now() + Nanos::from_millis(3);
                 timer.until(at).await.unwrap();
-                let late = WallClock.now() - at;
-                // Generous, because test machines are busy.
-                assert!(late < Nanos::from_millis(500), "{late}");
+                assert!(WallClock.now() >= at);
             }
             timer.until(Nanos::ZERO).await.unwrap();
         }

@@ -199,6 +199,9 @@ impl Running {
             self.next += 1;
         }
         self.began = None;
+        if self.next >= self.program.steps.len() && self.program.refill() {
+            (self.next, self.sent) = (0, 0);
+        }
         match self.program.steps.get(self.next) {
             Some(next) => Next::At(self.start + Nanos(next.at_ns)),
             None => Next::End { gone: false },

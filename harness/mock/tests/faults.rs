@@ -87,14 +87,23 @@ fn row_30_every_second_request_is_refused_with_retry_after() {
 #[test]
 fn row_37_a_server_that_falls_silent_or_never_answers() {
     for (fault, bytes, count) in [("never", false, 0), ("stall:2", true, 2)] {
-        let server = faulty(fault);
-        let patience = Duration::from_millis(100);
-        let seen = ask(&server, "POST", "/v1/completions", STREAM, patience);
-        assert_eq!(!seen.text().is_empty(), bytes, "{fault}");
-        assert_eq!(tokens(&seen), count, "{fault}");
-        // The log has it once the server noticed that the client left.
-        let log = server.stop();
-        assert_eq!(log.requests[0].ending, Ending::Stalled, "{fault}");
+        // A busy machine may need longer for what comes before the silence.
+        for patience in [100, 1_000, 10_000] {
+            let server = faulty(fault);
+            let patience = Duration::from_millis(patience);
+            let seen = ask(&server, "POST", "/v1/completions", STREAM, patience);
+            assert!(!seen.text().contains("[DONE]"), "{fault}");
+            assert!(tokens(&seen) <= count, "{fault}");
+            let log = server.stop();
+            if tokens(&seen) < count || log.requests.is_empty() {
+                assert!(patience < Duration::from_secs(10), "{fault}");
+                continue;
+            }
+            assert_eq!(!seen.text().is_empty(), bytes, "{fault}");
+            // The log has it once the server noticed that the client left.
+            assert_eq!(log.requests[0].ending, Ending::Stalled, "{fault}");
+            break;
+        }
     }
 }
 
@@ -121,13 +130,13 @@ fn row_14_pieces_of_every_size_hold_the_same_bytes() {
     };
     let body = split(None).body();
     assert!(body.contains('é'), "{body}");
-    let seen = split(Some("split:1:300"));
-    assert_eq!(seen.body(), body);
-    assert!(
-        seen.reads.len() > body.len() / 4,
-        "{} reads",
-        seen.reads.len()
-    );
+    // Pieces with 0.3 ms between them, or more for a machine that reads seldom.
+    let apart = [300, 3_000, 30_000].into_iter().any(|gap_us| {
+        let seen = split(Some(&format!("split:1:{gap_us}")));
+        assert_eq!(seen.body(), body);
+        seen.reads.len() > body.len() / 4
+    });
+    assert!(apart, "the pieces come together");
     for at in (0..body.len()).step_by(17) {
         let seen = split(Some(&format!("cut-at:{at}:3000")));
         assert_eq!(seen.body(), body, "cut at {at}");
@@ -168,9 +177,7 @@ fn requests_of_any_kind_get_an_answer_or_a_close_and_the_server_lives() {
         // The server may close at any byte.
         let _ = socket.write_all(&bytes);
         let _ = socket.shutdown(std::net::Shutdown::Write);
-        socket
-            .set_read_timeout(Some(Duration::from_secs(5)))
-            .unwrap();
+        socket.set_read_timeout(Some(common::PATIENCE)).unwrap();
         let mut answer = Vec::new();
         match socket.read_to_end(&mut answer) {
             Ok(_) => {}

@@ -13,7 +13,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, ServerName};
 use serde_json::Value;
 
-use common::{ask, complete, start};
+use common::{PATIENCE, ask, complete, eventually, start};
 
 fn quick(options: MockOptions) -> MockOptions {
     MockOptions {
@@ -36,7 +36,7 @@ fn events(text: &str) -> Vec<Value> {
 }
 
 fn post(server: &Handle, path: &str, body: &str) -> (u16, Value) {
-    let seen = ask(server, "POST", path, body, Duration::from_secs(5));
+    let seen = ask(server, "POST", path, body, PATIENCE);
     let body = serde_json::from_str(&seen.body()).unwrap_or(Value::Null);
     (seen.status(), body)
 }
@@ -84,7 +84,7 @@ fn token_ids_and_growing_usage_come_when_they_are_asked_for() {
         let body =
             format!(r#"{{"messages":[{{"role":"user","content":"hi"}}],"stream":true{more}}}"#);
         let path = "/v1/chat/completions";
-        events(&ask(&server, "POST", path, &body, Duration::from_secs(5)).text())
+        events(&ask(&server, "POST", path, &body, PATIENCE).text())
     };
     let ids: Vec<Value> = chat(r#","return_token_ids":true"#)
         .iter()
@@ -130,7 +130,7 @@ fn row_73_llama_cpp_reuses_by_slot_and_token_unless_told_not_to() {
     assert_eq!(request("[1,2,3,9]", ""), (3, 1));
     assert_eq!(request("[1,2,3,9]", r#","cache_prompt":false"#), (0, 4));
     let (status, slots) = {
-        let seen = ask(&server, "GET", "/slots", "", Duration::from_secs(5));
+        let seen = ask(&server, "GET", "/slots", "", PATIENCE);
         (
             seen.status(),
             serde_json::from_str::<Value>(&seen.body()).unwrap(),
@@ -225,12 +225,7 @@ fn the_log_file_has_each_request_as_soon_as_it_has_ended() {
         reader.records().map(|row| row.unwrap()).collect::<Vec<_>>()
     };
     // The server still runs.
-    for _ in 0..500 {
-        if !rows().is_empty() {
-            break;
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
+    eventually("rows of the request", || !rows().is_empty());
     // The head, three tokens, `[DONE]` and the end.
     assert_eq!(rows().len(), 6);
     complete(&server, r#"{"prompt":"x","max_tokens":1,"stream":true}"#);

@@ -2,12 +2,10 @@
 
 mod common;
 
-use std::time::Duration;
-
 use pb_mock::{CacheModel, Dist, Handle, MockOptions, ResetStyle, Timing};
 use serde_json::Value;
 
-use common::{ask, start};
+use common::{PATIENCE, ask, eventually, start, streaming};
 
 fn server(cache: CacheModel) -> Handle {
     start(MockOptions {
@@ -22,7 +20,7 @@ fn server(cache: CacheModel) -> Handle {
 }
 
 fn post(server: &Handle, path: &str, body: &str) -> Value {
-    let seen = ask(server, "POST", path, body, Duration::from_secs(5));
+    let seen = ask(server, "POST", path, body, PATIENCE);
     assert_eq!(seen.status(), 200, "{}", seen.text());
     serde_json::from_str(&seen.body()).unwrap()
 }
@@ -37,7 +35,7 @@ fn cached(server: &Handle, prompt: &str, salt: &str) -> u64 {
 
 /// Value of a sample of `/metrics`.
 fn metric(server: &Handle, name: &str) -> f64 {
-    let page = ask(server, "GET", "/metrics", "", Duration::from_secs(5)).body();
+    let page = ask(server, "GET", "/metrics", "", PATIENCE).body();
     let line = page
         .lines()
         .find(|l| l.starts_with(&format!("vllm:{name}{{")));
@@ -125,50 +123,30 @@ fn row_60_a_reset_may_succeed_be_refused_lie_or_not_exist() {
         reset: ResetStyle::Absent,
         ..CacheModel::default()
     });
-    let seen = ask(
-        &server,
-        "POST",
-        "/reset_prefix_cache",
-        "",
-        Duration::from_secs(5),
-    );
+    let seen = ask(&server, "POST", "/reset_prefix_cache", "", PATIENCE);
     assert_eq!(seen.status(), 404);
 }
 
 #[test]
 fn row_62_a_flush_is_refused_while_requests_run() {
     let server = server(CacheModel::default());
-    let long = r#"{"prompt":"x","max_tokens":300,"stream":true}"#;
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            ask(
-                &server,
-                "POST",
-                "/v1/completions",
-                long,
-                Duration::from_secs(5),
-            )
-        });
-        std::thread::sleep(Duration::from_millis(100));
-        let flush = || ask(&server, "POST", "/flush_cache", "", Duration::from_secs(5)).status();
-        assert_eq!(flush(), 400);
-        assert_eq!(post(&server, "/reset_prefix_cache", "")["success"], false);
-        assert_eq!(metric(&server, "num_requests_running"), 1.0);
+    let long = r#"{"prompt":"x","max_tokens":100000,"stream":true}"#;
+    let client = streaming(&server, long);
+    let flush = |method: &str, path: &str| ask(&server, method, path, "", PATIENCE).status();
+    assert_eq!(flush("POST", "/flush_cache"), 400);
+    assert_eq!(post(&server, "/reset_prefix_cache", "")["success"], false);
+    assert_eq!(metric(&server, "num_requests_running"), 1.0);
+    drop(client);
+    eventually("the request ends", || {
+        metric(&server, "num_requests_running") == 0.0
     });
-    let flush = ask(
-        &server,
-        "GET",
-        "/flush_cache?timeout=5",
-        "",
-        Duration::from_secs(5),
-    );
-    assert_eq!(flush.status(), 200);
+    assert_eq!(flush("GET", "/flush_cache?timeout=5"), 200);
 }
 
 #[test]
 fn the_other_endpoints_answer_as_a_server_does() {
     let server = server(CacheModel::default());
-    let get = |path| ask(&server, "GET", path, "", Duration::from_secs(5));
+    let get = |path| ask(&server, "GET", path, "", PATIENCE);
     assert_eq!(get("/health").status(), 200);
     assert_eq!(get("/nothing").status(), 404);
     assert_eq!(get("/tokenize").status(), 405);
@@ -189,7 +167,7 @@ fn the_other_endpoints_answer_as_a_server_does() {
         "{csv}"
     );
     assert_eq!(
-        ask(&server, "DELETE", "/mock/log", "", Duration::from_secs(5)).status(),
+        ask(&server, "DELETE", "/mock/log", "", PATIENCE).status(),
         200
     );
     assert_eq!(get("/mock/log").body().lines().count(), 1);

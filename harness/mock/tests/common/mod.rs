@@ -92,13 +92,40 @@ pub fn ask(server: &Handle, method: &str, path: &str, body: &str, patience: Dura
     Seen { sent, reads, reset }
 }
 
+/// Longer than any answer takes on any machine.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
 /// A streamed completion.
 pub fn complete(server: &Handle, body: &str) -> Seen {
-    ask(
-        server,
-        "POST",
-        "/v1/completions",
-        body,
-        Duration::from_secs(5),
-    )
+    ask(server, "POST", "/v1/completions", body, PATIENCE)
+}
+
+/// A client with a stream of which something has come; it leaves when this is dropped.
+pub fn streaming(server: &Handle, body: &str) -> TcpStream {
+    let mut socket = TcpStream::connect(server.addr).unwrap();
+    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let request = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    socket.write_all(request.as_bytes()).unwrap();
+    let (mut text, mut buffer) = (String::new(), [0; 4_096]);
+    while !text.contains("\"text\"") {
+        let n = socket.read(&mut buffer).unwrap();
+        assert!(n > 0, "the stream ended: {text}");
+        text.push_str(&String::from_utf8_lossy(&buffer[..n]));
+    }
+    socket
+}
+
+/// Waits until a condition holds; panics after a minute.
+pub fn eventually(what: &str, condition: impl Fn() -> bool) {
+    let start = WallClock.now();
+    while !condition() {
+        assert!(
+            WallClock.now() < start + Nanos::from_secs(60),
+            "never: {what}"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
