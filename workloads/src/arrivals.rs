@@ -8,6 +8,13 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::WorkloadError;
 
+/// Shapes of gamma gaps that are accepted: beyond, all gaps are equal or all but a few nothing,
+/// and what would be drawn is the rounding of the machine.
+pub const SHAPES: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
+
+/// What to write instead of another shape.
+pub(crate) const SHAPE_FIX: &str = "must be from 0.001 to 1e6; equal gaps are arrival constant";
+
 /// An arrival process.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "kind", rename_all = "snake_case", deny_unknown_fields)]
@@ -41,7 +48,7 @@ impl Arrivals {
     /// only a burst has an arrival at offset zero by construction.
     ///
     /// # Errors
-    /// A rate or shape that is not a positive number.
+    /// A rate that is not a positive number, a shape outside [`SHAPES`].
     pub fn offsets(
         &self,
         horizon: Nanos,
@@ -75,7 +82,9 @@ impl Arrivals {
         match *self {
             Arrivals::Poisson { rate_per_s } => at_s + stream.exponential(1.0 / rate_per_s),
             Arrivals::Gamma { rate_per_s, shape } => {
-                at_s + stream.gamma(shape, 1.0 / (rate_per_s * shape))
+                // Of extreme rates no scale is left, which must be above nothing.
+                let scale = 1.0 / (rate_per_s * shape);
+                at_s + stream.gamma(shape, scale.clamp(f64::MIN_POSITIVE, f64::MAX))
             }
             // A multiple, not a sum, so that a million gaps do not add up a million roundings.
             Arrivals::Constant { rate_per_s } => (index + 1) as f64 / rate_per_s,
@@ -100,7 +109,10 @@ impl Arrivals {
             }
             Arrivals::Gamma { rate_per_s, shape } => {
                 positive("rate_per_s", rate_per_s)?;
-                positive("shape", shape)
+                match SHAPES.contains(&shape) {
+                    true => Ok(()),
+                    false => Err(WorkloadError::parameter("shape", shape, SHAPE_FIX)),
+                }
             }
             Arrivals::Burst { .. } => Ok(()),
         }
@@ -179,6 +191,35 @@ mod tests {
                 &mut Stream::new(1, "a"),
             );
             assert!(result.is_err(), "{rate_per_s}");
+        }
+    }
+
+    proptest::proptest! {
+        /// Whatever is asked for is refused or gives ascending arrivals below the horizon.
+        #[test]
+        fn rates_and_shapes_of_any_size_make_arrivals_or_an_error(
+            rate_bits in proptest::prelude::any::<u64>(),
+            shape_bits in proptest::prelude::any::<u64>(),
+            seed in proptest::prelude::any::<u64>(),
+        ) {
+            // All floating-point numbers there are, and the edges of the range.
+            let extremes = [1e-3, 1e6, f64::MIN_POSITIVE, 5e-324, f64::MAX, 1e308];
+            for shape in extremes.into_iter().chain([f64::from_bits(shape_bits)]) {
+                for rate_per_s in extremes.into_iter().chain([f64::from_bits(rate_bits)]) {
+                    let arrivals = Arrivals::Gamma { rate_per_s, shape };
+                    let mut stream = Stream::new(seed, "arrivals");
+                    let horizon = Nanos::from_secs(3_600);
+                    let fine = rate_per_s.is_finite() && rate_per_s > 0.0;
+                    let fine = fine && (1e-3..=1e6).contains(&shape);
+                    match arrivals.offsets(horizon, 50, &mut stream) {
+                        Ok(offsets) => {
+                            assert!(fine && offsets.is_sorted(), "{arrivals:?}");
+                            assert!(offsets.iter().all(|&at| at < horizon));
+                        }
+                        Err(_) => assert!(!fine, "{arrivals:?}"),
+                    }
+                }
+            }
         }
     }
 }

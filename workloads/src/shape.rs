@@ -3,7 +3,7 @@
 use pb_contract::{Nanos, Stream};
 use serde::{Deserialize, Serialize};
 
-use crate::arrivals::Arrivals;
+use crate::arrivals::{Arrivals, SHAPE_FIX, SHAPES};
 use crate::error::WorkloadError;
 use crate::ramp::{Ramp, Stage};
 
@@ -151,7 +151,10 @@ impl LoadShape {
             _ => Ok(()),
         };
         positive("request_rate", self.rate())?;
-        positive("burstiness", Some(self.burstiness))?;
+        if !SHAPES.contains(&self.burstiness) {
+            let value = self.burstiness;
+            return Err(WorkloadError::parameter("burstiness", value, SHAPE_FIX));
+        }
         positive("duration_s", self.duration_s)?;
         for (key, value) in [
             ("max_concurrency", self.max_concurrency),
@@ -284,6 +287,9 @@ mod tests {
             ("arrival = \"trace\"", "no arrivals of its own"),
             ("arrival = \"closed\"", "needs max_concurrency"),
             ("burstiness = 2", "shapes gamma gaps"),
+            ("request_rate = 1\nburstiness = 1e308", "from 0.001 to 1e6"),
+            ("request_rate = 1\nburstiness = 1e-308", "from 0.001 to 1e6"),
+            ("request_rate = 1\nburstiness = nan", "from 0.001 to 1e6"),
             ("duration_s = 5", "a burst has no duration"),
             ("request_rate = -1", "request_rate = -1"),
             ("request_rate = nan", "request_rate = NaN"),
