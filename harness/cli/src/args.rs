@@ -17,7 +17,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 pub(crate) use bench::{
     Above0, Api, ArrivalArg, Backend, BenchArgs, BenchOptions, CacheArg, DatasetName, Format,
-    HttpArg, InputUnit, RampStrategy, Secret, Text, Warmup,
+    HttpArg, InputUnit, RampStrategy, Secret, Text, Timeout, Warmup,
 };
 pub(crate) use compare::{CompareArgs, GateArgs, GateInitArgs, GateWhat};
 pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateArgs, TraceFormat};

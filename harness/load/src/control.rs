@@ -2,7 +2,8 @@
 //!
 //! These are not measured: each takes a connection of its own. What they claim is checked: a reset
 //! that answers 200 may still have been refused (`{"success": false}`), and only a probe whose
-//! usage says zero cached tokens proves a cold cache.
+//! usage says zero cached tokens proves a cold cache. How long one may take is the endpoint's to
+//! say ([`crate::ControlLimits`]); an answer may have 16 MiB, a page of metrics too.
 
 use bytes::Bytes;
 pub use hyper::Method;
@@ -25,8 +26,8 @@ use crate::wire::request;
 /// Time between two tries.
 const RETRY: Nanos = Nanos::from_millis(50);
 
-/// Limit of a control request whose caller names none.
-const REQUEST_LIMIT: Nanos = Nanos::from_secs(300);
+/// Longest answer that is read: more than any page of metrics or list of models.
+const MAX_BODY_BYTES: usize = 16 << 20;
 
 /// The control plane of one endpoint.
 #[derive(Clone, Debug)]
@@ -86,7 +87,8 @@ impl Control {
     pub async fn wait_healthy(&self, limit: Nanos) -> Result<(), LoadError> {
         let start = WallClock.now();
         loop {
-            let last = match self.call(Method::GET, "/health", NO_BODY).await {
+            let left = (start + limit).saturating_sub(WallClock.now());
+            let last = match self.call(Method::GET, "/health", NO_BODY, Some(left)).await {
                 Ok(_) => return Ok(()),
                 Err(error) => error.to_string(),
             };
@@ -105,8 +107,9 @@ impl Control {
         let mut attempts = 0;
         loop {
             attempts += 1;
+            let left = (start + limit).saturating_sub(WallClock.now());
             let body = self
-                .call(Method::POST, "/reset_prefix_cache", NO_BODY)
+                .call(Method::POST, "/reset_prefix_cache", NO_BODY, Some(left))
                 .await?;
             let answer: Value = serde_json::from_str(&body).unwrap_or(Value::Null);
             match answer.get("success").and_then(Value::as_bool) {
@@ -212,7 +215,7 @@ impl Control {
     /// # Errors
     /// The request fails.
     pub async fn metrics(&self) -> Result<String, LoadError> {
-        self.call(Method::GET, "/metrics", NO_BODY).await
+        self.call(Method::GET, "/metrics", NO_BODY, None).await
     }
 
     async fn pause_within(
@@ -243,7 +246,7 @@ impl Control {
         body: Option<&impl Serialize>,
     ) -> Result<T, LoadError> {
         let request = format!("{method} {}", self.endpoint.path(route));
-        let text = self.call(method, route, body).await?;
+        let text = self.call(method, route, body, None).await?;
         serde_json::from_str(&text).map_err(|error| LoadError::Control {
             request,
             reason: format!("the answer is not what it should be: {error}"),
@@ -260,27 +263,38 @@ impl Control {
         route: &str,
         body: Option<&Value>,
     ) -> Result<Exchange, LoadError> {
-        self.send(method, route, body).await
+        self.send(method, route, body, None).await
     }
 
+    /// Sends a request that may take as long as the endpoint allows, or only `limit`. Keys are
+    /// hidden in all that comes back.
     async fn send(
         &self,
         method: Method,
         route: &str,
         body: Option<&impl Serialize>,
+        limit: Option<Nanos>,
     ) -> Result<Exchange, LoadError> {
         let name = format!("{method} {}", self.endpoint.path(route));
+        let secrets = self.endpoint.secrets();
         let failed = |reason: String| LoadError::Control {
             request: name.clone(),
-            reason,
+            reason: secrets.hide(&reason).into_owned(),
         };
         let body = body.map(serde_json::to_vec).transpose();
         let body = body.map_err(|error| failed(error.to_string()))?;
         let exchange = self.exchanged(method, route, body.unwrap_or_default().into());
-        match tokio::time::timeout(REQUEST_LIMIT.to_duration(), exchange).await {
-            Ok(answer) => answer.map_err(failed),
-            Err(_) => Err(failed(format!("no answer in {REQUEST_LIMIT}"))),
+        let total = self.endpoint.control_limits().total_ns;
+        let total = total.min(limit.unwrap_or(total));
+        let Ok(answer) = tokio::time::timeout(total.to_duration(), exchange).await else {
+            return Err(failed(format!("no answer within {total}")));
+        };
+        let mut answer = answer.map_err(failed)?;
+        answer.body = secrets.hide(&answer.body).into_owned();
+        for (_, value) in &mut answer.headers {
+            *value = secrets.hide(value).into_owned();
         }
+        Ok(answer)
     }
 
     /// One request on a new connection, to the end of its answer.
@@ -290,7 +304,8 @@ impl Control {
         route: &str,
         body: Bytes,
     ) -> Result<Exchange, String> {
-        let opened = Conn::open(&self.endpoint).await;
+        let limit = self.endpoint.control_limits().connect_ns;
+        let opened = Conn::open(&self.endpoint, limit).await;
         let mut conn = opened.map_err(|failure| format!("cannot connect: {}", failure.message))?;
         let built = request(&self.endpoint, method, route, "*/*", body, None);
         let sent = conn.send(built.map_err(|error| error.to_string())?).await;
@@ -298,6 +313,10 @@ impl Control {
         let mut body = Vec::new();
         loop {
             match conn.read(|_, bytes| body.extend_from_slice(bytes)).await {
+                Read::Data | Read::End if body.len() > MAX_BODY_BYTES => {
+                    let most = MAX_BODY_BYTES >> 20;
+                    return Err(format!("the answer is larger than {most} MiB"));
+                }
                 Read::Data => {}
                 Read::End => break,
                 Read::Broken(broken) => return Err(broken.text),
@@ -316,9 +335,10 @@ impl Control {
         method: Method,
         route: &str,
         body: Option<&impl Serialize>,
+        limit: Option<Nanos>,
     ) -> Result<String, LoadError> {
         let request = format!("{method} {}", self.endpoint.path(route));
-        let answer = self.send(method, route, body).await?;
+        let answer = self.send(method, route, body, limit).await?;
         let (status, text) = (answer.status, answer.body);
         if (200..300).contains(&status) {
             return Ok(text);

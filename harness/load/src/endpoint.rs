@@ -5,10 +5,47 @@ use std::path::{Path, PathBuf};
 
 use hyper::Uri;
 use hyper::header::{HeaderName, HeaderValue};
+use pb_contract::Nanos;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::error::LoadError;
+use crate::secrets::Secrets;
+
+/// Headers that say how a message is framed or whom it is for, which is this client's to say.
+const FRAMING: [&str; 12] = [
+    "connection",
+    "content-length",
+    "expect",
+    "host",
+    "http2-settings",
+    "keep-alive",
+    "proxy-authenticate",
+    "proxy-connection",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Limits of a request around a run, which measures nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ControlLimits {
+    /// For the connection, TLS included.
+    pub connect_ns: Nanos,
+    /// For the whole request, the connection included.
+    pub total_ns: Nanos,
+}
+
+impl Default for ControlLimits {
+    /// 30 s and 300 s.
+    fn default() -> Self {
+        ControlLimits {
+            connect_ns: Nanos::from_secs(30),
+            total_ns: Nanos::from_secs(300),
+        }
+    }
+}
 
 /// The version of HTTP that a connection speaks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +85,9 @@ pub struct Endpoint {
     http_version: HttpVersion,
     root_file: Option<PathBuf>,
     connections: Option<usize>,
+    control_limits: ControlLimits,
+    /// The key and the values of headers, as servers may repeat them.
+    secrets: Secrets,
 }
 
 impl Endpoint {
@@ -103,6 +143,8 @@ impl Endpoint {
             http_version: HttpVersion::default(),
             root_file: None,
             connections: None,
+            control_limits: ControlLimits::default(),
+            secrets: Secrets::default(),
         })
     }
 
@@ -112,22 +154,59 @@ impl Endpoint {
         self
     }
 
-    /// With a key that goes into the `Authorization` header and nowhere else.
-    pub fn with_api_key(mut self, key: impl Into<String>) -> Self {
-        self.api_key = Some(key.into());
-        self
+    /// With a key that goes into the `Authorization` header and nowhere else: what the server
+    /// says is searched for it ([`Secrets`]).
+    ///
+    /// # Errors
+    /// A key with a character that no header may have; the message does not repeat the key.
+    pub fn with_api_key(mut self, key: impl Into<String>) -> Result<Self, LoadError> {
+        let key = key.into();
+        let wrong = key.chars().position(|c| !c.is_ascii_graphic());
+        if let Some(position) = wrong {
+            let reason = format!(
+                "its character {} is a blank, a line end or no ASCII: write the key alone",
+                position + 1
+            );
+            return Err(LoadError::Key { reason });
+        }
+        self.secrets = self.secrets.with_key(&key);
+        self.api_key = Some(key);
+        Ok(self)
     }
 
     /// With another route for measured requests than the usual one of their API.
-    pub fn with_route(mut self, route: impl Into<String>) -> Self {
-        self.route = Some(route.into());
-        self
-    }
-
-    /// With a header on every request, in place of one of the same name.
     ///
     /// # Errors
-    /// A name or a value that HTTP does not allow.
+    /// A route that does not begin with `/`, or has a character that a path may not have.
+    pub fn with_route(mut self, route: impl Into<String>) -> Result<Self, LoadError> {
+        let route = route.into();
+        let bad = |reason: String| LoadError::Route {
+            route: route.clone(),
+            reason,
+        };
+        if !route.starts_with('/') {
+            return Err(bad("must begin with /, as in /v1/completions".to_owned()));
+        }
+        // A fragment would be left out without a word.
+        let wrong = |c: char| !c.is_ascii_graphic() || "\"#<>\\^`{|}".contains(c);
+        if let Some(c) = route.chars().find(|&c| wrong(c)) {
+            return Err(bad(format!(
+                "the character {c:?} may not be in a path: write it percent-encoded"
+            )));
+        }
+        let uri: Result<Uri, _> = self.path(&route).parse();
+        if let Err(error) = uri {
+            return Err(bad(format!("is no path: {error}")));
+        }
+        self.route = Some(route);
+        Ok(self)
+    }
+
+    /// With a header on every request, in place of one of the same name. What the server says is
+    /// searched for its value ([`Secrets`]).
+    ///
+    /// # Errors
+    /// A name or a value that HTTP does not allow, or a header that frames the message.
     pub fn with_header(mut self, name: &str, value: &str) -> Result<Self, LoadError> {
         let bad = |reason: String| LoadError::Header {
             name: name.to_owned(),
@@ -137,13 +216,33 @@ impl Endpoint {
             let rule = "a name has letters, digits and `-` only: write it as NAME: VALUE";
             bad(rule.to_owned())
         })?;
+        if FRAMING.contains(&parsed_name.as_str()) {
+            let why = "says how requests are framed or where they go, which the client sets \
+                       itself: leave it out";
+            return Err(bad(why.to_owned()));
+        }
         let mut parsed_value = HeaderValue::from_str(value.trim())
             .map_err(|_| bad("the value has a character that HTTP does not allow".to_owned()))?;
+        self.secrets = self.secrets.with_header(parsed_name.as_str(), value.trim());
         // Headers may carry keys: none is printed.
         parsed_value.set_sensitive(true);
         self.headers.retain(|(present, _)| *present != parsed_name);
         self.headers.push((parsed_name, parsed_value));
         Ok(self)
+    }
+
+    /// With other limits of requests around a run.
+    pub fn with_control_limits(mut self, limits: ControlLimits) -> Self {
+        self.control_limits = limits;
+        self
+    }
+
+    /// With the limits of `other`, and hiding its key and its header values in what this one's
+    /// server says: for a second address of the same target.
+    pub fn beside(mut self, other: &Endpoint) -> Self {
+        self.control_limits = other.control_limits;
+        self.secrets = self.secrets.and(&other.secrets);
+        self
     }
 
     /// With fields that are added to the body of every measured request, in place of its own
@@ -214,6 +313,15 @@ impl Endpoint {
     /// The route of measured requests, unless it is the usual one of their API.
     pub fn route(&self) -> Option<&str> {
         self.route.as_deref()
+    }
+
+    /// The key and the header values, to be hidden in texts.
+    pub fn secrets(&self) -> &Secrets {
+        &self.secrets
+    }
+
+    pub(crate) fn control_limits(&self) -> ControlLimits {
+        self.control_limits
     }
 
     pub(crate) fn api_key(&self) -> Option<&str> {
@@ -304,6 +412,60 @@ mod tests {
             let error = endpoint.clone().with_header(name, value).unwrap_err();
             assert!(error.to_string().contains(name), "{error}");
         }
+        // RFC 9110, sections 7.2, 7.6.1, 7.8, 8.6 and 10.1; RFC 9112, sections 6 and 9.
+        for name in [
+            "Host",
+            "Content-Length",
+            "Transfer-Encoding",
+            "TE",
+            "Trailer",
+            "Connection",
+            "Keep-Alive",
+            "Proxy-Connection",
+            "Upgrade",
+            "Expect",
+        ] {
+            let error = endpoint.clone().with_header(name, "chunked").unwrap_err();
+            let error = error.to_string();
+            assert!(
+                error.contains(name) && error.contains("leave it out"),
+                "{error}"
+            );
+        }
+    }
+
+    #[test]
+    fn keys_and_routes_with_wrong_characters_are_refused_and_keys_not_repeated() {
+        let endpoint = Endpoint::parse("http://h:1/p").unwrap();
+        for key in [
+            "hunter2\nx: y",
+            "hunter2\r",
+            "hunter2\u{e9}",
+            "hunter2\0",
+            "hunt er2",
+        ] {
+            let error = endpoint.clone().with_api_key(key).unwrap_err().to_string();
+            assert!(error.contains("its character"), "{error}");
+            assert!(!error.contains("hunt"), "{error}");
+        }
+        assert!(endpoint.clone().with_api_key("sk-AZ09_-.~+/=").is_ok());
+        for route in [
+            "v1",
+            "",
+            "/a b",
+            "/a\r\nx: y",
+            "/a#b",
+            "/\u{e9}",
+            "/a\\b",
+            "/a\0",
+        ] {
+            let error = endpoint.clone().with_route(route).unwrap_err().to_string();
+            assert!(error.contains("route"), "{error}");
+        }
+        for route in ["/v1/x", "/a?b=c&d=%20", "/a;b=c/~d:e@f!$'()*+,"] {
+            let endpoint = endpoint.clone().with_route(route).unwrap();
+            assert_eq!(endpoint.route(), Some(route));
+        }
     }
 
     #[test]
@@ -311,6 +473,7 @@ mod tests {
         let endpoint = Endpoint::parse("http://h:1")
             .unwrap()
             .with_api_key("hunter2")
+            .unwrap()
             .with_header("x-key", "hunter3")
             .unwrap();
         assert!(!format!("{endpoint:?}").contains("hunter"));

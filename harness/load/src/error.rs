@@ -25,6 +25,20 @@ pub enum LoadError {
         /// What is wrong with it.
         reason: String,
     },
+    /// A key that no header can carry.
+    #[error("API key: {reason}")]
+    Key {
+        /// What is wrong with it, without the key.
+        reason: String,
+    },
+    /// A route that no request can have.
+    #[error("route {route:?}: {reason}")]
+    Route {
+        /// The route as given.
+        route: String,
+        /// What is wrong with it.
+        reason: String,
+    },
     /// The system allows fewer open files than the run needs connections.
     #[error(
         "the run needs {needed} file descriptors and may have {limit}: raise the limit \
@@ -111,7 +125,7 @@ impl LoadError {
         LoadError::Connect {
             kind: failure.kind,
             address: endpoint.authority(),
-            reason: failure.message,
+            reason: endpoint.secrets().hide(&failure.message).into_owned(),
         }
     }
 }

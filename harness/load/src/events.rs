@@ -16,8 +16,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::body::{ChoiceBody, EventBody};
 use crate::error_body::error_text;
+use crate::secrets::Secrets;
 use crate::sse::{SseEvent, SseParser};
 use crate::usual::{Changed, Usual};
+
+/// Longest finish reason that is kept, in characters.
+const MAX_REASON_CHARS: usize = 200;
 
 /// Where the number of tokens of an event came from, best evidence first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
@@ -99,19 +103,36 @@ pub struct StreamReading {
 }
 
 impl StreamReading {
-    /// A reading whose events may hold at most `max_event_bytes`.
+    /// A reading whose events may hold at most `max_event_bytes`, and its text, where that is
+    /// kept, no more in all.
     pub fn new(max_event_bytes: usize) -> Self {
         let parser = SseParser::new(max_event_bytes);
         StreamReading {
             parser,
-            state: Interpreter::default(),
+            state: Interpreter {
+                most_text_bytes: max_event_bytes,
+                ..Interpreter::default()
+            },
             bytes: 0,
         }
+    }
+
+    /// Fails a stream that has more than `most` events with content: each is kept until the
+    /// request has ended.
+    pub fn keeping_events(mut self, most: usize) -> Self {
+        self.state.most_events = Some(most);
+        self
     }
 
     /// Keeps the text of the answer, which the next turn of a conversation needs.
     pub fn keeping_text(mut self) -> Self {
         self.state.keep_text = true;
+        self
+    }
+
+    /// Hides these in all that the stream says of itself.
+    pub fn hiding(mut self, secrets: &Secrets) -> Self {
+        self.state.secrets = secrets.clone();
         self
     }
 
@@ -184,6 +205,11 @@ struct Interpreter {
     /// adds what the events before it did not show, not the whole output again.
     counted: u32,
     keep_text: bool,
+    /// Bytes of text that are kept at most.
+    most_text_bytes: usize,
+    /// Content events that are kept at most.
+    most_events: Option<usize>,
+    secrets: Secrets,
     /// What the events of this stream look like but for their text.
     usual: Option<Usual>,
 }
@@ -203,24 +229,26 @@ impl Interpreter {
             return self.choices(at, &[choice], None);
         }
         if let Some(error) = &event.error {
-            return self.fail(FailKind::InBandError, error_text(error));
+            return self.fail(FailKind::InBandError, self.said(error));
         }
         if event.data.trim() == "[DONE]" {
             self.outcome.done = true;
             return;
         }
         if event.event == "error" {
-            return self.fail(FailKind::InBandError, error_text(&event.data));
+            return self.fail(FailKind::InBandError, self.said(&event.data));
         }
         // A list would fill the fields in order.
         if !event.data.trim_start().starts_with('{') {
-            let start: String = event.data.chars().take(80).collect();
+            // Hidden before it is cut, or a part would stay.
+            let data = self.secrets.hide(&event.data);
+            let start: String = data.chars().take(80).collect();
             let message = format!("an event is not a JSON object: {start:?}");
             return self.fail(FailKind::Protocol, message);
         }
         match serde_json::from_str::<EventBody<'_>>(&event.data) {
             Ok(body) if body.error.is_present() => {
-                self.fail(FailKind::InBandError, error_text(&event.data));
+                self.fail(FailKind::InBandError, self.said(&event.data));
             }
             Ok(body) => {
                 self.body(at, &body);
@@ -229,7 +257,9 @@ impl Interpreter {
                 }
             }
             Err(error) => {
-                self.fail(FailKind::Protocol, format!("an event is not JSON: {error}"));
+                let error = error.to_string();
+                let message = format!("an event is not JSON: {}", self.secrets.hide(&error));
+                self.fail(FailKind::Protocol, message);
             }
         }
     }
@@ -255,15 +285,21 @@ impl Interpreter {
 
     fn choices(&mut self, at: Nanos, choices: &[Choice<'_>], usage: Option<&Usage>) {
         for reason in choices.iter().filter_map(|choice| choice.finish_reason) {
-            self.outcome.finish_reason = Some(reason.to_owned());
+            let reason = self.secrets.hide(reason);
+            self.outcome.finish_reason = Some(reason.chars().take(MAX_REASON_CHARS).collect());
         }
         if self.keep_text {
             let texts = choices.iter().filter_map(|choice| choice.text);
             self.outcome.text.extend(texts);
+            if self.outcome.text.len() > self.most_text_bytes {
+                let limit = self.most_text_bytes;
+                let message = format!("the text of the stream is larger than {limit} bytes");
+                return self.fail(FailKind::Protocol, message);
+            }
         }
         let has_content = choices.iter().any(Choice::has_content);
         let (tokens, rule) = self.count(choices, usage);
-        self.pending += tokens;
+        self.pending = self.pending.saturating_add(tokens);
         if self.pending > 0 {
             self.outcome.count_rule = self.outcome.count_rule.max(Some(rule));
         }
@@ -271,11 +307,18 @@ impl Interpreter {
             // An event with content and no countable token is the rest of a token's text: it
             // arrives, but it adds no token, so it is not a token instant either.
             if self.pending > 0 {
+                if let Some(most) = self.most_events
+                    && self.outcome.content.len() >= most
+                {
+                    let message = format!("the stream has more than {most} events with content");
+                    return self.fail(FailKind::Protocol, message);
+                }
                 self.outcome.content.push(ContentEvent {
                     at,
                     tokens: self.pending,
                 });
-                self.outcome.streamed_tokens += self.pending;
+                let streamed = &mut self.outcome.streamed_tokens;
+                *streamed = streamed.saturating_add(self.pending);
                 self.pending = 0;
             }
             if choices.iter().any(Choice::has_output) {
@@ -287,8 +330,8 @@ impl Interpreter {
     /// Tokens of an event by the best evidence that it has.
     fn count(&mut self, choices: &[Choice<'_>], usage: Option<&Usage>) -> (u32, CountRule) {
         if choices.iter().any(|choice| choice.token_ids.is_some()) {
-            let ids = choices.iter().filter_map(|choice| choice.token_ids).sum();
-            self.counted += ids;
+            let ids = total(choices.iter().filter_map(|choice| choice.token_ids));
+            self.counted = self.counted.saturating_add(ids);
             return (ids, CountRule::TokenIds);
         }
         if let Some(usage) = usage {
@@ -297,13 +340,18 @@ impl Interpreter {
             return (grown, CountRule::ContinuousUsage);
         }
         if choices.iter().any(|choice| choice.logprobs.is_some()) {
-            let listed = choices.iter().filter_map(|choice| choice.logprobs).sum();
-            self.counted += listed;
+            let listed = total(choices.iter().filter_map(|choice| choice.logprobs));
+            self.counted = self.counted.saturating_add(listed);
             return (listed, CountRule::Logprobs);
         }
         let carrying = choices.iter().filter(|choice| choice.has_content()).count() as u32;
-        self.counted += carrying;
+        self.counted = self.counted.saturating_add(carrying);
         (carrying, CountRule::OnePerEvent)
+    }
+
+    /// The message of an error body.
+    fn said(&self, body: &str) -> String {
+        error_text(&self.secrets.hide(body))
     }
 
     fn fail(&mut self, kind: FailKind, message: String) {
@@ -312,9 +360,15 @@ impl Interpreter {
 
     /// Adds the tokens that no content event followed to the total.
     fn settle(mut self) -> StreamOutcome {
-        self.outcome.streamed_tokens += self.pending;
+        let streamed = &mut self.outcome.streamed_tokens;
+        *streamed = streamed.saturating_add(self.pending);
         self.outcome
     }
+}
+
+/// A sum that a server's absurd counts do not make small.
+fn total(counts: impl Iterator<Item = u32>) -> u32 {
+    counts.fold(0, u32::saturating_add)
 }
 
 /// What an event teaches about the next ones: one that holds a text, perhaps its token ids, and

@@ -2,8 +2,8 @@
 //!
 //! The connection is polled by the very task that reads the response, not by one of its own: what
 //! a read brought reaches the parser in the same wake-up, with no scheduler in between.
-//! Connections are made before the run, kept, and never shared by two requests at once, over
-//! HTTP/2 neither. A request is never sent twice.
+//! Connections are made before the run and kept, or made by each request for itself; they are
+//! never shared by two requests at once, over HTTP/2 neither. A request is never sent twice.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -115,12 +115,13 @@ pub(crate) struct Conn {
 }
 
 impl Conn {
-    /// Connects to an endpoint that has no pool.
-    pub(crate) async fn open(endpoint: &Endpoint) -> Result<Conn, ConnectFailure> {
-        Conn::over(&Connector::new(endpoint).await?).await
+    /// Connects to an endpoint that has no pool, within `limit`.
+    pub(crate) async fn open(endpoint: &Endpoint, limit: Nanos) -> Result<Conn, ConnectFailure> {
+        let connecting = async { Conn::over(&Connector::new(endpoint).await?).await };
+        within(limit, endpoint, connecting).await
     }
 
-    /// Connects.
+    /// Connects, however long that takes.
     async fn over(connector: &Connector) -> Result<Conn, ConnectFailure> {
         let socket = connector.open().await?;
         let stamps = socket.stamps();
@@ -204,20 +205,54 @@ impl Conn {
     }
 }
 
-/// Idle connections to one endpoint.
+/// A connection, or the failure that there was none within `limit`: a server that takes the TCP
+/// connection and speaks no TLS would be waited for without end.
+async fn within(
+    limit: Nanos,
+    endpoint: &Endpoint,
+    connecting: impl Future<Output = Result<Conn, ConnectFailure>>,
+) -> Result<Conn, ConnectFailure> {
+    let connected = tokio::time::timeout(limit.to_duration(), connecting).await;
+    connected.unwrap_or_else(|_| {
+        let what = match endpoint.is_secure() {
+            true => "connection and TLS handshake",
+            false => "connection",
+        };
+        let message = format!("{}: no {what} within {limit}", endpoint.authority());
+        Err(ConnectFailure::new(FailKind::TimeoutConnect, message))
+    })
+}
+
+/// Connections to one endpoint: idle ones, or the means to make a new one for each request.
 #[derive(Debug)]
 pub(crate) struct Pool {
     connector: Arc<Connector>,
+    /// For a connection that no request waits for.
+    connect_limit: Nanos,
+    /// Connections are kept for further requests.
+    reuse: bool,
     idle: Mutex<Vec<Conn>>,
 }
 
 impl Pool {
-    /// A pool without connections; the name is resolved here.
-    pub(crate) async fn new(endpoint: &Endpoint) -> Result<Pool, ConnectFailure> {
+    /// A pool without connections; the name is resolved here. A connection that is made ahead of
+    /// time may take `connect_limit`.
+    pub(crate) async fn new(
+        endpoint: &Endpoint,
+        connect_limit: Nanos,
+    ) -> Result<Pool, ConnectFailure> {
         Ok(Pool {
             connector: Arc::new(Connector::new(endpoint).await?),
+            connect_limit,
+            reuse: true,
             idle: Mutex::new(Vec::new()),
         })
+    }
+
+    /// Whether connections are kept for further requests; otherwise each request has its own.
+    pub(crate) fn reusing(mut self, reuse: bool) -> Pool {
+        self.reuse = reuse;
+        self
     }
 
     /// Addresses that the target's name has.
@@ -241,8 +276,10 @@ impl Pool {
         let mut begun = 0;
         loop {
             while begun < count && opening.len() < CONNECT_AT_ONCE {
-                let connector = Arc::clone(&self.connector);
-                opening.spawn(async move { Conn::over(&connector).await });
+                let (connector, limit) = (Arc::clone(&self.connector), self.connect_limit);
+                opening.spawn(async move {
+                    within(limit, connector.endpoint(), Conn::over(&connector)).await
+                });
                 begun += 1;
             }
             let Some(opened) = opening.join_next().await else {
@@ -284,7 +321,7 @@ impl Pool {
 
     /// Takes a connection back whose response was read to its end.
     pub(crate) fn release(&self, conn: Conn) {
-        if conn.is_reusable() {
+        if self.reuse && conn.is_reusable() {
             self.idle().push(conn);
         }
     }

@@ -44,6 +44,7 @@ mod request;
 mod response;
 pub mod rows;
 pub mod schedule;
+mod secrets;
 pub mod shell_sim;
 pub mod shell_wall;
 pub mod sse;
@@ -58,13 +59,14 @@ pub use connect::ConnectTimes;
 pub use control::{Control, Probe, ResetReport};
 pub use descriptors::{ensure_descriptors, ensure_ports};
 pub use driver::{Action, Driver, PlanError, SendOrder};
-pub use endpoint::{Endpoint, HttpVersion};
+pub use endpoint::{ControlLimits, Endpoint, HttpVersion};
 pub use error::LoadError;
 pub use fuzz::{fuzz_response, fuzz_sse};
 pub use lag::{Lag, ReadLag};
 pub use request::Limits;
 pub use rows::{Record, RunContext};
+pub use secrets::Secrets;
 pub use shell_wall::{
-    RunOptions, RunSummary, StopSignal, run_plan, run_plan_blocking, run_plan_with,
+    RunOptions, RunSummary, StopSignal, run_plan, run_plan_blocking, run_plan_by, run_plan_with,
 };
 pub use steps::{StepEnd, StepItem, StepReader, read_steps};

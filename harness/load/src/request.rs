@@ -18,12 +18,23 @@ use crate::events::{StreamOutcome, StreamReading};
 use crate::http::{Broken, Conn, Pool, Read, SendFailure};
 use crate::response::ResponseHead;
 use crate::rows::{Record, RunContext, blank_row, finish_row};
+use crate::secrets::Secrets;
 use crate::sse::DEFAULT_MAX_EVENT_BYTES;
 use crate::wait::{Patience, Waited};
 use crate::wire::Wire;
 
 /// Longest error body that is read.
 const MAX_ERROR_BYTES: usize = 64 << 10;
+
+/// Longest value of a header that a message repeats, in characters.
+const MAX_VALUE_CHARS: usize = 100;
+
+/// Content events that are kept of one stream, for each token that it may have. A token is one
+/// event at most on every server known; a proxy that cuts texts into characters makes more.
+const EVENTS_PER_TOKEN: usize = 64;
+
+/// Content events that any stream may have beside these.
+const SPARE_EVENTS: usize = 65_536;
 
 /// How long a request may take and how large an event may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -57,6 +68,8 @@ impl Default for Limits {
 #[derive(Clone, Debug)]
 pub(crate) struct Carrier {
     pub(crate) pool: Arc<Pool>,
+    /// What no message may repeat.
+    pub(crate) secrets: Secrets,
     pub(crate) context: RunContext,
     pub(crate) limits: Limits,
     /// Becomes true when running requests are to be given up.
@@ -71,6 +84,8 @@ pub(crate) struct Ended {
     pub(crate) answer: Option<String>,
     /// When nothing but this client kept it any more.
     pub(crate) free: Nanos,
+    /// When a connection for it was begun, if none was free.
+    pub(crate) connecting: Option<Nanos>,
 }
 
 /// A request under way.
@@ -80,6 +95,8 @@ struct Attempt<'a> {
     row: RequestRow,
     /// The next turn needs the answer.
     keep_text: bool,
+    /// When a connection was begun.
+    connecting: Option<Nanos>,
 }
 
 /// An order, ready to be sent or begun to be.
@@ -103,12 +120,18 @@ pub(crate) async fn run_request(carrier: Carrier, sending: Sending) -> Ended {
         patience: Patience::new(carrier.cut.clone(), deadline),
         row,
         keep_text: order.wants_answer,
+        connecting: None,
     };
     let mut outcome = match wire {
         Ok(wire) => attempt.run(wire, conn).await,
         Err(message) => failed(FailKind::Protocol, message),
     };
     let closed = attempt.row.closed_ns.unwrap_or_else(|| WallClock.now());
+    // Texts of the server were searched before they were cut; this is for all others.
+    if let Some((_, message)) = &mut outcome.failure {
+        *message = carrier.secrets.hide(message).into_owned();
+    }
+    let connecting = attempt.connecting;
     let answer = outcome
         .failure
         .is_none()
@@ -117,12 +140,17 @@ pub(crate) async fn run_request(carrier: Carrier, sending: Sending) -> Ended {
         record: finish_row(attempt.row, outcome, closed),
         answer,
         free: order.free,
+        connecting,
     }
 }
 
 impl Attempt<'_> {
     async fn run(&mut self, wire: Wire, mut started: Option<Conn>) -> StreamOutcome {
-        let connect_by = WallClock.now() + self.carrier.limits.connect_ns;
+        let now = WallClock.now();
+        let connect_by = now + self.carrier.limits.connect_ns;
+        if started.is_none() {
+            self.connecting = Some(now);
+        }
         loop {
             let mut conn = match started.take() {
                 Some(conn) => conn,
@@ -174,23 +202,34 @@ impl Attempt<'_> {
         if head.status != 200 {
             let status = StatusCode::from_u16(head.status);
             let status = status.map_or(head.status.to_string(), |status| status.to_string());
-            let message = status_message(&status, &body, head.text("retry-after"));
+            let after = head.text("retry-after").map(|after| self.short(after));
+            let message = status_message(&status, &body, after.as_deref());
             return failed(FailKind::HttpStatus, message);
         }
         if has_error(&body) {
             return failed(FailKind::InBandError, error_text(&body));
         }
-        let kind = kind.unwrap_or_default();
+        let kind = self.short(kind.unwrap_or_default());
         let message = format!("the response is {kind}, not an event stream");
         failed(FailKind::Protocol, message)
     }
 
+    /// A value of the response head, to be repeated in a message.
+    fn short(&self, value: &str) -> String {
+        let value = self.carrier.secrets.hide(value);
+        value.chars().take(MAX_VALUE_CHARS).collect()
+    }
+
     /// Reads an event stream.
     async fn stream(&mut self, mut conn: Conn, first_limit: Nanos) -> StreamOutcome {
-        let mut reading = StreamReading::new(self.carrier.limits.max_event_bytes);
+        let tokens = self.row.max_tokens as usize;
+        let mut reading = StreamReading::new(self.carrier.limits.max_event_bytes)
+            .keeping_events(tokens.saturating_mul(EVENTS_PER_TOKEN) + SPARE_EVENTS)
+            .hiding(&self.carrier.secrets);
         if self.keep_text {
             reading = reading.keeping_text();
         }
+        let deadline = self.patience.deadline();
         loop {
             let (limit, silence) = if reading.has_content() {
                 // Reads follow one another, so the last one's stamp is the time.
@@ -198,23 +237,31 @@ impl Attempt<'_> {
             } else {
                 (first_limit, FIRST)
             };
-            let read = conn.read(|at, bytes| reading.bytes(at, bytes));
-            match self.patience.wait(limit, silence, read).await {
+            let until = limit.min(deadline);
+            let read = conn.read(|at, bytes| {
+                // What came too late is no part of the answer.
+                if at < until {
+                    reading.bytes(at, bytes);
+                }
+            });
+            let over = match self.patience.wait(limit, silence, read).await {
                 Waited::Got(_) if reading.failed() => return reading.abandon(),
-                Waited::Got(Read::Data) => {}
                 Waited::Got(Read::Broken(broken)) => {
                     return reading.end(Some(&format!("the connection broke: {}", broken.text)));
                 }
-                Waited::Got(Read::End) => {
+                Waited::Got(Read::End) if conn.read_at() < until => {
                     self.row.closed_ns = Some(conn.read_at());
                     self.carrier.pool.release(conn);
                     return reading.end(None);
                 }
-                Waited::Gave(kind, message) => {
-                    let mut outcome = reading.abandon();
-                    outcome.failure.get_or_insert((kind, message));
-                    return outcome;
-                }
+                // A stream that never pauses never waits, so it is asked here.
+                Waited::Got(_) => self.patience.over(conn.read_at(), limit, silence),
+                Waited::Gave(kind, message) => Some((kind, message)),
+            };
+            if let Some(reason) = over {
+                let mut outcome = reading.abandon();
+                outcome.failure.get_or_insert(reason);
+                return outcome;
             }
         }
     }
@@ -226,7 +273,13 @@ impl Attempt<'_> {
             let limit = WallClock.now() + self.carrier.limits.idle_ns;
             let read = conn.read(|_, bytes| text.extend_from_slice(bytes));
             match self.patience.wait(limit, IDLE, read).await {
-                Waited::Got(Read::Data) => {}
+                Waited::Got(Read::Data) => {
+                    // A body that never pauses never waits.
+                    let over = self.patience.over(conn.read_at(), limit, IDLE);
+                    if over.is_some() {
+                        break;
+                    }
+                }
                 Waited::Got(Read::End) => {
                     self.carrier.pool.release(conn);
                     break;
@@ -236,7 +289,8 @@ impl Attempt<'_> {
             }
         }
         text.truncate(MAX_ERROR_BYTES);
-        String::from_utf8_lossy(&text).into_owned()
+        let text = String::from_utf8_lossy(&text);
+        self.carrier.secrets.hide(&text).into_owned()
     }
 }
 

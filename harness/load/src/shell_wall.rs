@@ -93,8 +93,8 @@ pub struct RunSummary {
     pub preconnected: usize,
     /// How long the connections took.
     pub connections: ConnectTimes,
-    /// How late requests were sent after nothing but this client kept them: the intended arrival,
-    /// or the instant at which a cap gave them a place.
+    /// How late requests were sent, or a connection for them begun, after nothing but this client
+    /// kept them: the intended arrival, or the instant at which a cap gave them a place.
     pub send_lag: Lag,
     /// How late this client read what had arrived.
     pub read_lag: ReadLag,
@@ -103,7 +103,7 @@ pub struct RunSummary {
 }
 
 /// How a plan is executed.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct RunOptions {
     /// Limits of each request.
     pub limits: Limits,
@@ -114,6 +114,24 @@ pub struct RunOptions {
     pub max_in_flight: Option<usize>,
     /// After a stop nothing new is sent, and running requests may take so long to end.
     pub drain_on_stop_ns: Nanos,
+    /// Requests take connections that were made before the run or by an earlier request. False:
+    /// each request makes one of its own at its instant, and its latency has the time in it. A
+    /// kept connection that the server closes while a request is on its way fails that request;
+    /// it is not sent again.
+    pub reuse_connections: bool,
+}
+
+impl Default for RunOptions {
+    /// The usual limits, no cap, no drain, and connections that are kept.
+    fn default() -> Self {
+        RunOptions {
+            limits: Limits::default(),
+            stop: StopSignal::default(),
+            max_in_flight: None,
+            drain_on_stop_ns: Nanos::ZERO,
+            reuse_connections: true,
+        }
+    }
 }
 
 /// Executes a plan against an endpoint. `emit` gets every record as soon as its request has
@@ -135,10 +153,14 @@ pub async fn run_plan(
         stop,
         ..RunOptions::default()
     };
-    execute(plan, context, endpoint, options, emit).await
+    run_plan_by(plan, context, endpoint, options, emit).await
 }
 
-async fn execute(
+/// [`run_plan`] with all options.
+///
+/// # Errors
+/// As [`run_plan`].
+pub async fn run_plan_by(
     plan: Plan,
     context: RunContext,
     endpoint: &Endpoint,
@@ -152,10 +174,15 @@ async fn execute(
         .len()
         .min(options.max_in_flight.unwrap_or(usize::MAX));
     let sure = streams + (open + plan.sessions.len()).min(OPEN_LOOP_CONNECTIONS);
-    let preconnected = endpoint.connections().unwrap_or(sure);
+    let preconnected = match options.reuse_connections {
+        true => endpoint.connections().unwrap_or(sure),
+        false => 0,
+    };
     ensure_descriptors(preconnected.max(sure))?;
     let unconnected = |failure| LoadError::connect(endpoint, failure);
-    let pool = Arc::new(Pool::new(endpoint).await.map_err(unconnected)?);
+    let pool = Pool::new(endpoint, options.limits.connect_ns).await;
+    let pool = pool.map_err(unconnected)?;
+    let pool = Arc::new(pool.reusing(options.reuse_connections));
     ensure_ports(preconnected, pool.addresses())?;
     // The plan is made into bytes first: connections and the start come when it is ready.
     let mut driver = Driver::new(plan, Nanos::ZERO)?;
@@ -178,6 +205,7 @@ async fn execute(
         prepared,
         carrier: Carrier {
             pool,
+            secrets: endpoint.secrets().clone(),
             context,
             limits: options.limits,
             cut,
@@ -308,10 +336,12 @@ impl<E: FnMut(Record)> Shell<E> {
     }
 }
 
-/// Counts how late a request was sent, beyond what a cap made it wait.
+/// Counts how late a request was sent, beyond what a cap made it wait and without the time that
+/// its connection took.
 fn count_lag(lags: &Lags, end: &Ended) {
     if let Some(sent) = end.record.row.sent_ns {
-        lags.add(sent.saturating_sub(end.free));
+        let begun = end.connecting.unwrap_or(sent);
+        lags.add(begun.saturating_sub(end.free));
     }
 }
 
@@ -342,7 +372,7 @@ pub fn run_plan_with(
     options: RunOptions,
     emit: impl FnMut(Record),
 ) -> Result<RunSummary, LoadError> {
-    runtime()?.block_on(execute(plan, context, endpoint, options, emit))
+    runtime()?.block_on(run_plan_by(plan, context, endpoint, options, emit))
 }
 
 /// A runtime on one thread.

@@ -66,11 +66,12 @@ pub async fn read_steps(
     mut on: impl FnMut(StepItem),
 ) -> Result<StepEnd, LoadError> {
     let name = format!("GET {}?from={from}", endpoint.path(ROUTE));
+    let secrets = endpoint.secrets();
     let control = |reason: String| LoadError::Control {
         request: name.clone(),
-        reason,
+        reason: secrets.hide(&reason).into_owned(),
     };
-    let mut conn = Conn::open(endpoint)
+    let mut conn = Conn::open(endpoint, endpoint.control_limits().connect_ns)
         .await
         .map_err(|failure| LoadError::connect(endpoint, failure))?;
     let route = format!("{ROUTE}?from={from}");
@@ -90,7 +91,7 @@ pub async fn read_steps(
             return Ok(end);
         };
         if head.status != 200 && !bytes.is_empty() {
-            let message = error_text(&String::from_utf8_lossy(&bytes));
+            let message = error_text(&secrets.hide(&String::from_utf8_lossy(&bytes)));
             return Err(LoadError::Status {
                 request: name,
                 status: head.status,

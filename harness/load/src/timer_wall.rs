@@ -84,14 +84,13 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_wakes_after_the_instant_and_not_long_after() {
+    async fn it_wakes_after_the_instant() {
         let timer = Timer::new().unwrap();
         for _ in 0..5 {
             let at = WallClock.now() + Nanos::from_millis(3);
             timer.until(at).await.unwrap();
-            let late = WallClock.now() - at;
-            // Generous, because test machines are busy; the point is that it is not early.
-            assert!(late < Nanos::from_millis(500), "{late}");
+            // How late belongs to the machine; `bench` measures that and judges by it.
+            assert!(WallClock.now() >= at);
         }
         timer.until(Nanos::ZERO).await.unwrap();
     }

@@ -12,7 +12,7 @@ pub(crate) use names::{
     Api, ArrivalArg, Backend, CacheArg, DatasetName, Format, HttpArg, InputUnit, RampStrategy,
 };
 pub(crate) use options::BenchOptions;
-pub(crate) use text::{Above0, Secret, Text, Warmup};
+pub(crate) use text::{Above0, Secret, Text, Timeout, Warmup};
 
 /// Arguments of `bench`.
 #[derive(Debug, Args)]

@@ -37,6 +37,16 @@ pub(crate) fn plan(open: Vec<OpenRequest>, closed: Vec<ClosedLoop>) -> Plan {
     }
 }
 
+/// A plan with more time than any machine needs: a run ends when its requests have ended.
+pub(crate) fn patient(open: Vec<OpenRequest>, closed: Vec<ClosedLoop>) -> Plan {
+    let (horizon_ns, drain_ns) = (Nanos::from_secs(600), Nanos::from_secs(600));
+    Plan {
+        horizon_ns,
+        drain_ns,
+        ..plan(open, closed)
+    }
+}
+
 /// Actions in short: `s3@70` sends request 3, intended at 70 ms; `n` not offered, `c` cut off,
 /// `w` wake at, `d` done.
 fn at(driver: &mut Driver, now_ms: u64) -> String {

@@ -2,6 +2,8 @@
 
 mod control;
 mod driver;
+mod echo;
+mod endless;
 mod events;
 mod failure_rows;
 mod many;

@@ -2,10 +2,10 @@
 
 use std::net::TcpListener;
 
-use pb_contract::{Nanos, RequestStatus};
+use pb_contract::RequestStatus;
 use pb_load::{Endpoint, Limits, LoadError, RunContext, StopSignal, run_plan_blocking};
 
-use crate::driver::{open, plan};
+use crate::driver::{open, patient};
 
 /// Answers the first request that comes on any of its connections and holds all others open.
 fn start() -> u16 {
@@ -46,8 +46,7 @@ fn start() -> u16 {
 fn run(port: u16, connections: usize) -> Result<usize, LoadError> {
     let url = format!("http://127.0.0.1:{port}");
     let endpoint = Endpoint::parse(&url).unwrap().with_connections(connections);
-    let mut long = plan(vec![open(0, 0)], vec![]);
-    long.drain_ns = Nanos::from_secs(60);
+    let long = patient(vec![open(0, 0)], vec![]);
     let mut ok = 0;
     let summary = run_plan_blocking(
         long,

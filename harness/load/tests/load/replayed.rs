@@ -9,7 +9,7 @@ use pb_load::events::{CountRule, StreamOutcome, StreamReading};
 use pb_load::rows::Record;
 use pb_load::sse::SseParser;
 
-use crate::driver::{open, plan};
+use crate::driver::{open, patient};
 use crate::recordings::{Recorded, body, recorded, repository};
 use crate::script::ScriptServer;
 use crate::wall::run;
@@ -141,7 +141,11 @@ fn replay(recorded: Recorded) -> ScriptServer {
 
 fn through_the_client(name: &str) -> Record {
     let server = replay(recorded(name));
-    let (mut records, _) = run(&server, plan(vec![open(0, 0)], vec![]), Limits::default());
+    let (mut records, _) = run(
+        &server,
+        patient(vec![open(0, 0)], vec![]),
+        Limits::default(),
+    );
     records.remove(0)
 }
 

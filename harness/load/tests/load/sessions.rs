@@ -9,7 +9,7 @@ use pb_load::shell_sim::{FixedServer, SimOptions, run_sim};
 use pb_load::{Limits, StopSignal, run_plan_blocking};
 use serde_json::json;
 
-use crate::driver::{body, plan};
+use crate::driver::{body, patient, plan};
 use crate::script::{Answer, End, ScriptServer};
 
 fn says(role: &str, content: &str) -> ChatTurn {
@@ -233,7 +233,10 @@ fn a_conversation_over_a_socket_sends_its_history() {
     ];
     let mut records: Vec<Record> = Vec::new();
     run_plan_blocking(
-        with(vec![talk(0, turns)]),
+        Plan {
+            sessions: vec![talk(0, turns)],
+            ..patient(vec![], vec![])
+        },
         RunContext::default(),
         &server.endpoint(),
         Limits::default(),

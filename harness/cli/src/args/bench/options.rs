@@ -16,7 +16,7 @@ use super::names::{
 };
 use super::text::{
     Above0, AtLeast0, IdRange, JsonObject, Nonce, Pair, Positive, Rate, Route, Secret, Share, Text,
-    Warmup,
+    Timeout, Warmup,
 };
 
 /// Declares the options once: the struct, and the laying of one over another.
@@ -83,6 +83,12 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_enum, help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) http: Option<HttpArg>,
+    /// Keep connections for further requests; default: true, for llama.cpp's server false.
+    ///
+    /// False: each request makes its own at its instant, and its latency has the time in it.
+    #[arg(long, value_name = "BOOL", help_heading = TARGET)]
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) reuse_connections: Option<bool>,
     /// PEM file of root certificates trusted beside the usual ones.
     #[arg(long, value_name = "FILE", help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -102,19 +108,19 @@ pub(crate) struct BenchOptions {
     /// Seconds for a connection, when a request finds none free; default: 30.
     #[arg(long, value_name = "SECONDS", help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) timeout_connect: Option<Text<Above0>>,
+    pub(crate) timeout_connect: Option<Text<Timeout>>,
     /// Seconds from sending to the first token; default: 120.
     #[arg(long, value_name = "SECONDS", help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) timeout_first_token: Option<Text<Above0>>,
+    pub(crate) timeout_first_token: Option<Text<Timeout>>,
     /// Seconds of silence in a stream; default: 60.
     #[arg(long, value_name = "SECONDS", help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) timeout_idle: Option<Text<Above0>>,
+    pub(crate) timeout_idle: Option<Text<Timeout>>,
     /// Seconds from the intended arrival to the end; default: 600.
     #[arg(long, value_name = "SECONDS", help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) timeout_total: Option<Text<Above0>>,
+    pub(crate) timeout_total: Option<Text<Timeout>>,
 
     /// When requests are due.
     ///

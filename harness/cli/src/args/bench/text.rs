@@ -107,6 +107,21 @@ impl FromStr for Above0 {
     }
 }
 
+/// Seconds that a limit may have: from 1 ms, which is the grain of waiting, to 30 years.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Timeout(pub(crate) f64);
+
+impl FromStr for Timeout {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text.parse::<f64>() {
+            Ok(value) if (1e-3..=1e9).contains(&value) => Ok(Timeout(value)),
+            _ => Err("must be seconds from 0.001 to 1e9, as in 0.5".into()),
+        }
+    }
+}
+
 /// A number of at least 0.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct AtLeast0(pub(crate) f64);
@@ -376,6 +391,13 @@ mod tests {
         for bad in ["0", "-1", "nan", "inf", "x", ""] {
             assert!(bad.parse::<Above0>().is_err(), "{bad}");
         }
+        for bad in ["1e-7", "0.0009", "0", "-1", "nan", "inf", "1.1e9", "x"] {
+            assert!(
+                bad.parse::<Timeout>().unwrap_err().contains("0.001"),
+                "{bad}"
+            );
+        }
+        assert_eq!("0.001".parse(), Ok(Timeout(0.001)));
         assert_eq!("0".parse(), Ok(AtLeast0(0.0)));
         for bad in ["0", "1.01", "nan"] {
             assert!(bad.parse::<Share>().is_err(), "{bad}");

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use pb_load::control::{Control, Method};
-use pb_load::{Endpoint, HttpVersion};
+use pb_load::{ControlLimits, Endpoint, HttpVersion};
 use serde_json::{Map, Value};
 
 use super::settings::Settings;
@@ -25,13 +25,13 @@ pub(crate) fn endpoint(settings: &Settings) -> Result<Endpoint> {
         endpoint = endpoint.with_model(model);
     }
     if let Some(route) = &options.endpoint {
-        endpoint = endpoint.with_route(&route.value.0);
+        endpoint = endpoint.with_route(&route.value.0).context("--endpoint")?;
     }
-    if let Some(key) = api_key(options)? {
-        endpoint = endpoint.with_api_key(key);
+    if let Some((key, place)) = api_key(options)? {
+        endpoint = endpoint.with_api_key(key).context(place)?;
     }
     for Secret(pair) in options.header.iter().flatten() {
-        endpoint = endpoint.with_header(&pair.0, &pair.1)?;
+        endpoint = endpoint.with_header(&pair.0, &pair.1).context("--header")?;
     }
     if options.http == Some(HttpArg::Http2) {
         endpoint = endpoint.with_http_version(HttpVersion::Http2);
@@ -39,6 +39,13 @@ pub(crate) fn endpoint(settings: &Settings) -> Result<Endpoint> {
     if let Some(file) = &options.ca_file {
         endpoint = endpoint.with_root_file(file);
     }
+    let usual = ControlLimits::default();
+    let total = options.timeout_total.as_ref();
+    let limits = ControlLimits {
+        connect_ns: settings.limits.connect_ns,
+        total_ns: total.map_or(usual.total_ns, |_| settings.limits.total_ns),
+    };
+    let endpoint = endpoint.with_control_limits(limits);
     Ok(endpoint.with_extra_body(fields(options)))
 }
 
@@ -57,18 +64,22 @@ pub(crate) fn fields(options: &BenchOptions) -> Map<String, Value> {
     fields
 }
 
-/// The key, from where it was said to be.
-fn api_key(options: &BenchOptions) -> Result<Option<String>> {
+/// The key, from where it was said to be, and where that is.
+fn api_key(options: &BenchOptions) -> Result<Option<(String, String)>> {
     match (&options.api_key_env, &options.api_key_file) {
         (Some(_), Some(_)) => {
             bail!("--api-key-env and --api-key-file name two keys: leave one out")
         }
         (Some(name), None) => {
             let key = std::env::var(name).ok().filter(|key| !key.is_empty());
-            let missing = || format!("--api-key-env {name}: the variable is not set");
-            key.with_context(missing).map(Some)
+            let place = format!("--api-key-env {name}");
+            let missing = || format!("{place}: the variable is not set");
+            Ok(Some((key.with_context(missing)?, place)))
         }
-        (None, Some(path)) => key_file(path).map(Some),
+        (None, Some(path)) => {
+            let place = format!("--api-key-file {}", path.display());
+            Ok(Some((key_file(path)?, place)))
+        }
         (None, None) => Ok(None),
     }
 }

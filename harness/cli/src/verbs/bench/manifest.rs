@@ -64,7 +64,10 @@ impl Receipts<'_> {
             arms: vec![ArmReceipt {
                 name: ARM.into(),
                 command: self.settings.base_url.clone(),
-                config: json!({ "server": self.target.detection().to_string() }),
+                config: json!({
+                    "server": self.target.detection().to_string(),
+                    "reuse_connections": self.settings.reuses_connections(self.target.kind()),
+                }),
                 version: "unknown".into(),
             }],
             order: vec![cell],

@@ -30,6 +30,8 @@ pub(crate) struct Offer<'a> {
     pub(crate) stop: StopSignal,
     /// Most requests in flight of the open part.
     pub(crate) cap: Option<usize>,
+    /// Connections are kept for further requests.
+    pub(crate) reuse: bool,
 }
 
 /// Runs the plan on this thread and hands every record to `take` on another one: writing must not
@@ -71,6 +73,7 @@ fn drive(offer: Offer<'_>, context: RunContext, emit: impl FnMut(Record)) -> Res
         stop: offer.stop,
         max_in_flight: offer.cap,
         drain_on_stop_ns: DRAIN,
+        reuse_connections: offer.reuse,
     };
     Ok(run_plan_with(
         offer.plan,

@@ -5,14 +5,15 @@ use pb_bench::{Objective, Selection, Shard, Slo};
 use pb_contract::Nanos;
 use pb_load::Limits;
 use pb_record::visible::hides;
+use pb_target::ServerKind;
 use pb_workloads::{ArrivalKind, Dataset, Form, IndexRamp, LoadShape, MAX_REQUESTS, Ramp};
 use serde::Serialize;
 use sha2::{Digest, Sha256};
 
 use super::dataset::dataset;
 use crate::args::{
-    Above0, Api, ArrivalArg, Backend, BenchOptions, CacheArg, Format, InputUnit, RampStrategy,
-    Text, Warmup,
+    Api, ArrivalArg, Backend, BenchOptions, CacheArg, Format, InputUnit, RampStrategy, Text,
+    Timeout, Warmup,
 };
 
 /// Token ids that prompts are drawn from when nothing else is known of the vocabulary.
@@ -130,6 +131,13 @@ impl Settings {
             selection: selection(&options)?,
             options,
         })
+    }
+
+    /// Whether connections are kept for further requests. llama.cpp's server closes a kept one
+    /// now and then in the moment in which the next request is on its way.
+    pub(crate) fn reuses_connections(&self, server: ServerKind) -> bool {
+        let given = self.options.reuse_connections;
+        given.unwrap_or(server != ServerKind::LlamaCpp)
     }
 
     /// Token ids that prompts are drawn from; `bound` is one more than the tokenizer's last.
@@ -339,7 +347,7 @@ fn ramp(options: &BenchOptions) -> Result<Option<Ramp>> {
 
 fn limits(options: &BenchOptions) -> Limits {
     let usual = Limits::default();
-    let seconds = |given: &Option<Text<Above0>>, usual| match given {
+    let seconds = |given: &Option<Text<Timeout>>, usual| match given {
         Some(text) => Nanos::from_secs_f64(text.value.0),
         None => usual,
     };

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
+use pb_bench::load::LAG_LIMIT_MS;
 use pb_bench::{Conditions, Document, Frame, Tally, WARMUP_ARM};
 use pb_contract::manifest::RunState;
 use pb_contract::plan::Plan;
@@ -191,7 +192,7 @@ impl Stages {
     ) -> Result<Measured> {
         let mut conditions = receipts.conditions()?;
         let schedule = receipts.schedule;
-        conditions.load.warmup_requests = self.warmed_up(schedule, receipts.endpoint, writer)?;
+        conditions.load.warmup_requests = self.warmed_up(receipts, writer)?;
         let cell = self.cell(runtime, receipts)?;
         let endpoint = self.dressed(receipts.endpoint, schedule, &cell);
         writer.update_manifest(|manifest| {
@@ -219,7 +220,9 @@ impl Stages {
             limits: self.settings.limits,
             stop: self.interrupt.signal(),
             cap: schedule.cap,
+            reuse: self.settings.reuses_connections(receipts.target.kind()),
         };
+        let reuse = measured.reuse;
         let summary = offer(measured, &self.progress, |Record { row, tokens }| {
             writer.request(&row, &tokens)?;
             logs.add(&row, &tokens).map_err(anyhow::Error::msg)?;
@@ -241,6 +244,9 @@ impl Stages {
             ..Frame::default()
         };
         conditions.load.connections = Some(connections(&summary, endpoint.is_secure()));
+        if !reuse {
+            judge_connecting(&mut conditions, &summary);
+        }
         conditions.interrupted = summary.stopped;
         judge_cache(&mut conditions, &cell, &tally, observed.as_ref());
         judge_client(&mut conditions, calibrated, &tally);
@@ -253,12 +259,13 @@ impl Stages {
     }
 
     /// Sends the warm-up; how many requests it had.
-    fn warmed_up(
-        &self,
-        schedule: &Schedule,
-        endpoint: &Endpoint,
-        writer: &mut RunWriter,
-    ) -> Result<u64> {
+    fn warmed_up(&self, receipts: &Receipts<'_>, writer: &mut RunWriter) -> Result<u64> {
+        let Receipts {
+            schedule,
+            endpoint,
+            target,
+            ..
+        } = *receipts;
         let Some(warmup) = self.settings.warmup else {
             return Ok(0);
         };
@@ -273,6 +280,7 @@ impl Stages {
             limits: self.settings.limits,
             stop: self.interrupt.signal(),
             cap: None,
+            reuse: self.settings.reuses_connections(target.kind()),
         };
         let (mut count, mut failure) = (0, None);
         let summary = offer(offered, &self.progress, |Record { row, tokens }| {
@@ -344,7 +352,10 @@ impl Stages {
             return Ok(None);
         };
         let (endpoint, route) = match &self.settings.options.metrics_url {
-            Some(url) => (Endpoint::parse(url).context("--metrics-url")?, ""),
+            Some(url) => {
+                let page = Endpoint::parse(url).context("--metrics-url")?;
+                (page.beside(endpoint), "")
+            }
             None => (endpoint.clone(), target.adapter().metrics_route),
         };
         let plan = ObservePlan {
@@ -392,6 +403,27 @@ fn judge_cache(
     if let Some(observed) = observed {
         conditions.server = Some(observed.document(tally.rows()));
         conditions.reasons.extend(observed.reasons());
+    }
+}
+
+/// Where each request makes its own connection, the rows' lag has the connecting in it: its limit
+/// is so much higher, and the client's own part is judged by what the client knows of it.
+fn judge_connecting(conditions: &mut Conditions, summary: &RunSummary) {
+    let times = &summary.connections;
+    let longest = times.tcp_max_ns + times.tls_max_ns;
+    let limit_ms = LAG_LIMIT_MS + longest.as_millis_f64();
+    conditions.load.lag_limit_ms = Some(limit_ms);
+    conditions.warnings.push(format!(
+        "each request made its own connection, in {:.3} ms at most: that time is in its latencies \
+         from the intended arrival and in the driver lag, not in the service latencies",
+        longest.as_millis_f64()
+    ));
+    let own = summary.send_lag.p99_ns.map(Nanos::as_millis_f64);
+    if let Some(own) = own.filter(|&own| own > LAG_LIMIT_MS) {
+        conditions.reasons.push(format!(
+            "the client itself was late: it began to connect {own:.3} ms after what was due at the \
+             99th percentile, above {LAG_LIMIT_MS} ms; lower the rate or free the client's cores"
+        ));
     }
 }
 

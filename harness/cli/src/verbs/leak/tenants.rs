@@ -75,19 +75,25 @@ impl Tenants {
                 Some((a, b)) => [a.clone(), b.clone()],
                 None => names,
             };
-            tenants.a = tenants.a.with_header(header, &a)?;
-            tenants.b = tenants.b.with_header(header, &b)?;
+            let place = "--tenant-header";
+            tenants.a = tenants.a.with_header(header, &a).context(place)?;
+            tenants.b = tenants.b.with_header(header, &b).context(place)?;
             tenants.told_apart_by = ToldApart::Header {
                 name: header.clone(),
             };
         } else if let Some(variable) = &args.other_key_env {
             let other = key("--other-key-env", variable)?;
-            tenants.b = tenants.b.with_api_key(other);
+            let place = || format!("--other-key-env {variable}");
+            tenants.b = tenants.b.with_api_key(other).with_context(place)?;
             tenants.told_apart_by = ToldApart::ApiKeys;
         } else if !args.no_salt {
             tenants.salts = Some(names);
             tenants.told_apart_by = ToldApart::CacheSalt;
         }
+        // Neither tenant's key is shown, whoever's answer has it.
+        let a = tenants.a.clone();
+        tenants.a = tenants.a.beside(&tenants.b);
+        tenants.b = tenants.b.beside(&a);
         Ok(tenants)
     }
 }
@@ -97,13 +103,15 @@ fn base(args: &LeakArgs) -> Result<Endpoint> {
         .context("--base-url")?
         .with_model(&args.model);
     if let Some(route) = &args.endpoint {
-        endpoint = endpoint.with_route(route);
+        endpoint = endpoint.with_route(route).context("--endpoint")?;
     }
     if let Some(variable) = &args.api_key_env {
-        endpoint = endpoint.with_api_key(key("--api-key-env", variable)?);
+        let place = || format!("--api-key-env {variable}");
+        let key = key("--api-key-env", variable)?;
+        endpoint = endpoint.with_api_key(key).with_context(place)?;
     }
     for (name, value) in &args.header {
-        endpoint = endpoint.with_header(name, value)?;
+        endpoint = endpoint.with_header(name, value).context("--header")?;
     }
     Ok(endpoint)
 }

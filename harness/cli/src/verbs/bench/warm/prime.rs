@@ -8,8 +8,8 @@ use anyhow::{Result, bail};
 use pb_contract::plan::{ClosedLoop, Plan, PlannedBody, PlannedPrompt};
 use pb_contract::wire::Prompt;
 use pb_contract::{Nanos, RequestId, RequestRow, RequestStatus};
-use pb_load::{Limits, RunContext, run_plan};
-use pb_target::{CacheProof, IdleReport};
+use pb_load::{Limits, RunContext, RunOptions, run_plan_by};
+use pb_target::{CacheProof, IdleReport, ServerKind};
 use serde_json::{Map, Value, json};
 
 use super::{CacheAsk, stopped};
@@ -173,9 +173,13 @@ async fn send(
     };
     let endpoint = ask.endpoint.clone().with_extra_body(fields.clone());
     let mut rows: Vec<RequestRow> = Vec::new();
-    let stop = ask.interrupt.signal();
+    let options = RunOptions {
+        stop: ask.interrupt.signal(),
+        reuse_connections: ask.target.kind() != ServerKind::LlamaCpp,
+        ..RunOptions::default()
+    };
     let emit = |record: pb_load::Record| rows.push(record.row);
-    let run = run_plan(plan, context, &endpoint, Limits::default(), stop, emit).await?;
+    let run = run_plan_by(plan, context, &endpoint, options, emit).await?;
     if run.stopped {
         return Err(stopped());
     }
