@@ -85,6 +85,17 @@ pub enum RecordError {
 }
 
 impl RecordError {
+    /// The words of an error of a row with the name of its file alone: what is stored of a run
+    /// holds no directory of this machine.
+    pub(crate) fn in_run(mut self) -> String {
+        if let RecordError::Row { path, .. } = &mut self
+            && let Some(name) = path.file_name()
+        {
+            *path = PathBuf::from(name);
+        }
+        self.to_string()
+    }
+
     pub(crate) fn io(
         action: &'static str,
         path: &Path,

@@ -122,8 +122,7 @@ impl RecordStream {
             let row = match read {
                 Ok(row) => row,
                 Err(error) => {
-                    self.findings
-                        .add(Fault::UnreadableRow, || error.to_string());
+                    self.findings.add(Fault::UnreadableRow, || error.in_run());
                     self.unread.insert(at);
                     continue;
                 }
@@ -176,9 +175,7 @@ impl RecordStream {
         while let Some(read) = self.tokens.read()? {
             match read {
                 Ok(token) => return Ok(Some(token)),
-                Err(error) => self
-                    .findings
-                    .add(Fault::UnreadableRow, || error.to_string()),
+                Err(error) => self.findings.add(Fault::UnreadableRow, || error.in_run()),
             }
         }
         Ok(None)

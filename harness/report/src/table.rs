@@ -201,7 +201,7 @@ fn state_class(cell: &str) -> &'static str {
         | "NOT NOTICED"
         | "NOT PROVEN"
         | "void" => " class=\"bad\"",
-        "inconclusive" | "not checked" => " class=\"open\"",
+        "inconclusive" | "not checked" | "not held" => " class=\"open\"",
         _ => "",
     }
 }

@@ -129,13 +129,14 @@ fn a_reason_does_not_grow_with_the_number_of_faults() {
     });
     let found = findings(dir.path());
     assert_eq!(found.count(Fault::UnreadableRow), 1_000);
-    let reasons = found.reasons();
-    assert_eq!(reasons.len(), 1, "{reasons:?}");
+    let reason = found.reasons().remove(0);
+    let start = "contradiction: rows cannot be read: tokens.csv, line 5, column at_ns";
+    assert!(reason.starts_with(start), "{reason}");
     assert!(
-        reasons[0].ends_with("; and 998 more") && reasons[0].len() < 500,
-        "{reasons:?}"
+        reason.ends_with("; and 998 more") && reason.len() < 500,
+        "{reason}"
     );
-    assert!(!reasons[0].contains('\u{1b}'), "{reasons:?}");
+    assert!(!reason.contains('\u{1b}'), "{reason}");
 }
 
 /// What a finished writer left in its tables.
