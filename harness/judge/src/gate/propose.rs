@@ -7,6 +7,8 @@ use super::floor::{Floor, Proposal};
 use super::policy::POLICY_SCHEMA;
 use crate::ab::Direction;
 
+/// Pairs from which the upper bound of the noise is within twice its value.
+const ENOUGH_PAIRS: usize = 7;
 /// Margins above this gate nothing worth gating.
 const TOO_NOISY: f64 = 0.5;
 
@@ -17,7 +19,7 @@ pub fn policy_text(proposal: &Proposal) -> String {
         // Writing to a string cannot fail.
         let _ = writeln!(out, "{text}");
     };
-    let percent = |share: f64| amount(share, "share");
+    let percent = |share: f64| format!("{:.1} %", 100.0 * share);
     let (pairs, blocks) = (proposal.pairs, proposal.blocks);
     line(&format!(
         "# Proposed by `prefillbench gate init` from {pairs} A/A pairs ({} runs of one version).",
@@ -34,6 +36,11 @@ pub fn policy_text(proposal: &Proposal) -> String {
         "# between equal versions, the uncertainty of the A/A noise included (upper 95 % bound of",
     );
     line("# the standard deviation of a pair). More blocks allow smaller margins: --blocks.");
+    if pairs < ENOUGH_PAIRS {
+        line(&format!(
+            "# {pairs} pairs tell little about the noise: make {ENOUGH_PAIRS} or more."
+        ));
+    }
     for name in &proposal.biased {
         line(&format!(
             "# WARNING: {name}: the A/A pairs differ in one direction. The rig favours the first or"
@@ -62,7 +69,7 @@ pub fn policy_text(proposal: &Proposal) -> String {
         line(&format!("# metric = \"{}\"", floor.metric.name));
         line(&format!(
             "# max = {}  # ms; these runs: {}",
-            round(floor.typical * 2.0),
+            coarse(floor.typical * 2.0),
             { amount(floor.typical, "ms") }
         ));
     }
@@ -112,7 +119,8 @@ fn change(floor: &Floor, proposal: &Proposal, line: &mut impl FnMut(&str)) {
             ));
         }
     }
-    if let Some(fails_at) = floor.fails_at {
+    let noisy = floor.margin > TOO_NOISY;
+    if let Some(fails_at) = floor.fails_at.filter(|_| !noisy) {
         let worse = match metric.direction {
             Direction::LowerIsBetter => "above",
             Direction::HigherIsBetter => "below",
@@ -122,7 +130,6 @@ fn change(floor: &Floor, proposal: &Proposal, line: &mut impl FnMut(&str)) {
             policy_words(floor.fails_at_words(fails_at))
         ));
     }
-    let noisy = floor.margin > TOO_NOISY;
     if noisy {
         line("# Too noisy to gate on; left out. Run longer, or more blocks.");
     }
@@ -140,6 +147,15 @@ impl Floor {
             _ => change,
         }
     }
+}
+
+/// Two significant digits, for an example.
+fn coarse(value: f64) -> f64 {
+    if value <= 0.0 || !value.is_finite() {
+        return 1.0;
+    }
+    let step = 10.0_f64.powf(value.log10().floor() - 1.0);
+    round((value / step).round() * step)
 }
 
 /// Four decimals at most.
