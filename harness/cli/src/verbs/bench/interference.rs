@@ -3,8 +3,8 @@
 //! A run whose slots are full looks immune: the long prompts wait, the decodes go on undisturbed,
 //! and the stall that was to be measured never happens (pegainfer #470). So a long prompt counts
 //! only when every background stream was between its first and its last token from the moment
-//! the prompt was sent to its own first token. That is seen from the client, whatever the server;
-//! the steps of an engine that tells them are held against it too.
+//! the prompt was sent to its own first token. That is seen from the client, whatever the server:
+//! a server that pauses a stream and catches up before its next token is not found out.
 
 use pb_contract::{Nanos, RequestRow};
 
