@@ -117,8 +117,13 @@ pub struct Findings {
 impl Findings {
     /// Notes a fault; `example` says where, and is made only while examples are kept.
     pub fn add(&mut self, fault: Fault, example: impl FnOnce() -> String) {
+        self.add_many(fault, 1, example);
+    }
+
+    /// Notes a fault that was found `count` times, with one example of it.
+    pub fn add_many(&mut self, fault: Fault, count: u64, example: impl FnOnce() -> String) {
         let group = self.groups.entry(fault).or_default();
-        group.count = group.count.saturating_add(1);
+        group.count = group.count.saturating_add(count);
         if group.examples.len() < EXAMPLES {
             group.examples.push(crate::visible(&example()));
         }

@@ -216,9 +216,8 @@ impl RecordStream {
                 orphans.count
             ));
         } else if let Some(first) = &orphans.first {
-            for _ in 0..orphans.count {
-                self.findings.add(Fault::UnknownTokens, || first.clone());
-            }
+            let (fault, count) = (Fault::UnknownTokens, orphans.count);
+            self.findings.add_many(fault, count, || first.clone());
         }
         for (name, state) in [
             (table::REQUESTS, self.requests.state),

@@ -295,6 +295,9 @@ fn validity_comes_first_in_every_form() {
         assert!(at("FAILED") > 0 && at("97.5") > 0);
         assert!(text.contains("∞"), "a refused request takes for ever");
     }
+    for text in [&terminal, &markdown, &page] {
+        assert_eq!(count(text, "the schedule ended before"), 1, "{text}");
+    }
     let wide = terminal.lines().find(|line| line.chars().count() > 100);
     assert_eq!(wide, None);
     assert!(!terminal.contains('\u{1b}'));

@@ -19,7 +19,7 @@ use crate::ReportError;
 use crate::html::{self, Page};
 use crate::table::markdown_safe;
 use crate::text::{self, Paint};
-use sections::{headline, receipt, sections, sentence, title, tone};
+use sections::{REASON, headline, receipt, sections, sentence, title, tone};
 
 /// A load run to report.
 #[derive(Clone, Copy, Debug)]
@@ -76,7 +76,11 @@ impl BenchReport<'_> {
     pub fn html(&self) -> Result<String, ReportError> {
         let document = self.document;
         let mut figures = pictures::figures(document, self.pictures);
-        let parts = sections(self);
+        let mut parts = sections(self);
+        // On the page they stand in the panel at the top.
+        for section in parts.iter_mut().filter(|section| section.key == "validity") {
+            section.text.retain(|line| !line.starts_with(REASON));
+        }
         html::page(Page {
             kind: "bench".to_owned(),
             title: visible(&title(document)),

@@ -102,6 +102,9 @@ pub(super) fn sections(report: &BenchReport<'_>) -> Vec<Section> {
     all
 }
 
+/// What a reason against the run begins with.
+pub(super) const REASON: &str = "Reason: ";
+
 fn validity(report: &BenchReport<'_>) -> Section {
     let document = report.document;
     let validity = &document.validity;
@@ -113,7 +116,7 @@ fn validity(report: &BenchReport<'_>) -> Section {
     let reasons = validity
         .reasons
         .iter()
-        .map(|reason| format!("Reason: {reason}."));
+        .map(|reason| format!("{REASON}{reason}."));
     section.text.extend(reasons);
     section
         .text
@@ -189,6 +192,14 @@ fn checks(document: &Document) -> Table {
         state(ended == "complete"),
         ended,
     ]);
+    let contradictions = document.validity.reasons.iter();
+    let contradictions = contradictions.filter(|reason| reason.contains("contradiction: "));
+    let found = match contradictions.count() {
+        0 => "no file contradicts another one".to_owned(),
+        n => format!("contradictions of {n} kinds"),
+    };
+    let agree = state(found.starts_with("no "));
+    table.push(vec!["files agree".into(), agree, found]);
     let (word, found) = cache_state(document);
     table.push(vec!["prefix cache".into(), word.to_owned(), found]);
     let (word, fixed) = match document.length_controlled {
