@@ -409,25 +409,24 @@ fn check(suite: &Resolved) -> Result<()> {
             if let Some((key, _)) = own.iter().find(|(_, given)| *given) {
                 bail!("bench.{key}: a suite's cells have their own; take it out");
             }
-            let shared = match &arm.way {
-                Way::Running(url) | Way::Command(_, Some(url)) => Some(url),
-                Way::Engine(_) | Way::Command(_, None) => None,
+            match &arm.way {
                 Way::Unknown => bail!(
                     "arms.{}: how is its server reached? Give engine, start or base_url",
                     arm.name
                 ),
-            };
-            // A server that several cells share keeps the prompts of the ones before.
-            let stays = matches!(arm.way, Way::Running(_));
-            if let Some(url) = shared.filter(|_| stays && options.cache.is_none()) {
-                if let Some(other) = servers.insert(url, &arm.name).filter(|o| *o != arm.name) {
-                    bail!(
-                        "arms {other} and {} are one server, {url}: the second finds the first \
-                         one's prompts in its cache; say bench.cache = \"cold\" or \"warm\" (or \
-                         \"asis\", if that is meant)",
-                        arm.name
-                    );
+                // A server that several cells share keeps the prompts of the ones before.
+                Way::Running(url) if options.cache.is_none() => {
+                    let other = servers.insert(url, &arm.name);
+                    if let Some(other) = other.filter(|other| *other != arm.name) {
+                        bail!(
+                            "arms {other} and {} are one server, {url}: the second finds the first \
+                             one's prompts in its cache; say bench.cache = \"cold\" or \"warm\" \
+                             (or \"asis\", if that is meant)",
+                            arm.name
+                        );
+                    }
                 }
+                Way::Running(_) | Way::Engine(_) | Way::Command(..) => {}
             }
         }
     }

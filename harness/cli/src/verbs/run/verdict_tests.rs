@@ -194,7 +194,8 @@ fn what_voids_a_comparison_voids_it_however_clear_it_looks() {
     let comparison = comparison("ttft_ms.p50", Some(Expect::Lower));
     let (a, b) = (cells(&HIGH), cells(&LOW));
     assert_eq!(found(&comparison, &a, &b).1.outcome, Outcome::Better);
-    let changes: [(fn(&mut Value), &str); 3] = [
+    type Change = fn(&mut Value);
+    let changes: [(Change, &str); 3] = [
         (|d| d["schedule_sha256"] = json!("t"), "different schedules"),
         (|d| d["offered"]["success_rate"] = json!(0.9), "90.0 %"),
         (|d| d["offered"]["success_rate"] = json!(null), "0.0 %"),

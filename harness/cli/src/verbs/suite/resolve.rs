@@ -18,6 +18,9 @@ use crate::args::BenchOptions;
 /// Name of the arm of a suite that names none.
 const ENGINE: &str = "engine";
 
+/// Levels of a factor with their names, in order.
+type NamedLevels = Vec<(String, Level)>;
+
 /// How an arm's server is reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Way {
@@ -92,11 +95,11 @@ impl Resolved {
         for (name, factor) in &suite.factors {
             factors.insert(name.clone(), levels(name, factor)?);
         }
-        let known = |(name, (side, levels)): (&String, &(Side, Vec<(String, Level)>))| {
+        let plain = factors.iter().map(|(name, (side, levels))| {
             let names = levels.iter().map(|(name, _)| name.clone()).collect();
             (name.clone(), Levels { side: *side, names })
-        };
-        let plain: BTreeMap<String, Levels> = factors.iter().map(known).collect();
+        });
+        let plain: BTreeMap<String, Levels> = plain.collect();
         let (of_arms, of_conditions) = combinations(&plain, &suite.design)?;
         if suite.arms.is_empty() && !suite.engine.is_empty() {
             suite.arms.insert(ENGINE.into(), ArmTable::default());
@@ -293,7 +296,7 @@ impl Arm {
 struct Maker<'a> {
     several: bool,
     suite: &'a Suite,
-    levels: &'a BTreeMap<String, Vec<(String, Level)>>,
+    levels: &'a BTreeMap<String, NamedLevels>,
     folder: &'a Path,
 }
 
@@ -394,8 +397,8 @@ fn parts(combination: &Combination) -> Vec<String> {
 }
 
 /// What a factor varies, and its levels.
-fn levels(name: &str, factor: &Factor) -> Result<(Side, Vec<(String, Level)>)> {
-    let mut levels: Vec<(String, Level)> = Vec::new();
+fn levels(name: &str, factor: &Factor) -> Result<(Side, NamedLevels)> {
+    let mut levels = NamedLevels::new();
     match (&factor.key, factor.levels.is_empty()) {
         (Some(key), true) => {
             for value in &factor.values {
