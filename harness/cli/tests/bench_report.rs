@@ -40,83 +40,85 @@ fn agrees(server: &str, dir: &Path, name: &str, args: &[&str]) {
     assert_eq!(output.status.code(), Some(code), "{name}");
 }
 
+/// Kinds of load, each with its arguments.
+const LOADS: &[(&str, &[&str])] = &[
+    ("burst", &["--num-prompts", "6", "--warmup", "2"]),
+    ("open", &["--num-prompts", "6", "--request-rate", "100"]),
+    (
+        "capped",
+        &[
+            "--num-prompts=6",
+            "--request-rate=200",
+            "--max-concurrency=1",
+        ],
+    ),
+    ("closed", &["--num-prompts", "9", "--max-concurrency", "3"]),
+    (
+        "timed",
+        &[
+            "--max-concurrency",
+            "2",
+            "--duration",
+            "0.3",
+            "--num-prompts",
+            "900",
+        ],
+    ),
+    ("ramp", &["--ramp", "20:0.2,20..60:0.2"]),
+    ("chat", &["--num-prompts", "4", "--api", "chat"]),
+    (
+        "prefix",
+        &[
+            "--dataset-name=shared-prefix",
+            "--gsp-num-groups=2",
+            "--gsp-prompts-per-group=3",
+            "--gsp-system-prompt-len=64",
+            "--gsp-question-len=8",
+            "--gsp-output-len=4",
+            "--cache=warm",
+        ],
+    ),
+    (
+        "sessions",
+        &[
+            "--dataset-name=sessions",
+            "--sessions=3",
+            "--dataset-option=turns=3",
+            "--dataset-option=think_s=0.01",
+            "--dataset-option=output=4",
+            "--request-rate=20",
+        ],
+    ),
+    (
+        "talks",
+        &[
+            "--dataset-name=sessions",
+            "--sessions=2",
+            "--dataset-option=turns=2",
+            "--dataset-option=think_s=0.01",
+            "--dataset-option=output=4",
+            "--api=chat",
+            "--max-concurrency=2",
+        ],
+    ),
+    (
+        "interference",
+        &[
+            "--dataset-name=interference",
+            "--dataset-option=params.streams=2",
+            "--dataset-option=params.background_output_len=8",
+            "--dataset-option=params.horizon_ns=600000000",
+            "--dataset-option=params.warm_up_ns=100000000",
+            "--dataset-option=params.mean_gap_ns=100000000",
+        ],
+    ),
+];
+
 #[test]
 fn no_kind_of_load_contradicts_itself() {
     let dir = tempfile::tempdir().expect("a directory");
     let server = quick(MockOptions::default());
-    let cases: &[(&str, &[&str])] = &[
-        ("burst", &["--num-prompts", "6", "--warmup", "2"]),
-        ("open", &["--num-prompts", "6", "--request-rate", "100"]),
-        (
-            "capped",
-            &[
-                "--num-prompts=6",
-                "--request-rate=200",
-                "--max-concurrency=1",
-            ],
-        ),
-        ("closed", &["--num-prompts", "9", "--max-concurrency", "3"]),
-        (
-            "timed",
-            &[
-                "--max-concurrency",
-                "2",
-                "--duration",
-                "0.3",
-                "--num-prompts",
-                "900",
-            ],
-        ),
-        ("ramp", &["--ramp", "20:0.2,20..60:0.2"]),
-        ("chat", &["--num-prompts", "4", "--api", "chat"]),
-        (
-            "prefix",
-            &[
-                "--dataset-name=shared-prefix",
-                "--gsp-num-groups=2",
-                "--gsp-prompts-per-group=3",
-                "--gsp-system-prompt-len=64",
-                "--gsp-question-len=8",
-                "--gsp-output-len=4",
-                "--cache=warm",
-            ],
-        ),
-        (
-            "sessions",
-            &[
-                "--dataset-name=sessions",
-                "--sessions=3",
-                "--dataset-option=turns=3",
-                "--dataset-option=think_s=0.01",
-                "--dataset-option=output=4",
-                "--request-rate=20",
-            ],
-        ),
-        (
-            "talks",
-            &[
-                "--dataset-name=sessions",
-                "--sessions=2",
-                "--dataset-option=turns=2",
-                "--dataset-option=think_s=0.01",
-                "--dataset-option=output=4",
-                "--api=chat",
-                "--max-concurrency=2",
-            ],
-        ),
-        (
-            "interference",
-            &[
-                "--dataset-name=interference",
-                "--dataset-option=params.streams=2",
-                "--dataset-option=params.background_output_len=8",
-                "--dataset-option=params.horizon_ns=600000000",
-                "--dataset-option=params.warm_up_ns=100000000",
-                "--dataset-option=params.mean_gap_ns=100000000",
-            ],
-        ),
-    ];
-    for (name, args) in cases {
+    for (name, args) in LOADS {
         agrees(&server.base_url(), dir.path(), name, args);
     }
 }
