@@ -1,9 +1,14 @@
-//! Faults for the run directory `results/vllm-chunk-256-cache-on`, each planted in one file.
+//! Faults for the run directory `golden/runs/vllm-warm`, each planted in one file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use pb_record::Fault;
+
+/// The run in which faults are planted.
+pub(super) fn golden_run() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../golden/runs/vllm-warm")
+}
 
 /// A committed run directory.
 pub(super) fn results(name: &str) -> PathBuf {

@@ -1,6 +1,6 @@
 //! Faults planted one at a time into the directory of a real run, each found and named.
 //!
-//! The run is `results/vllm-chunk-256-cache-on`: 12 requests at a Poisson rate and 2 of the
+//! The run is `golden/runs/vllm-warm`: 12 requests at a Poisson rate and 2 of the
 //! warm-up, 448 content events, measured on vLLM.
 
 use std::fs;
@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use pb_contract::manifest::RunState;
 use pb_record::{Fault, RecordStream, RunWriter, TABLES_FILE};
 
-use super::planted::{PLANTED, lines, lost, results, with, without_column};
+use super::planted::{PLANTED, golden_run, lines, lost, results, with, without_column};
 use crate::files::{self, JoinOptions, join};
 
 /// The run as today's writer would leave it in a directory of its own.
 fn whole(dir: &Path) -> PathBuf {
-    let (from, to) = (results("vllm-chunk-256-cache-on"), dir.join("run"));
+    let (from, to) = (golden_run(), dir.join("run"));
     let mut stream = RecordStream::open(&from).unwrap();
     let mut writer = RunWriter::create(&to, stream.manifest().clone()).unwrap();
     while let Some(record) = stream.next_record().unwrap() {
@@ -107,6 +107,11 @@ fn nothing_speaks_against_the_committed_runs() {
     for name in [
         "own-trace-conversation",
         "own-trace-synthetic",
+        "vllm-agree-chat",
+        "vllm-agree-completions",
+        "vllm-chunk-2048-cache-off",
+        "vllm-chunk-2048-cache-on",
+        "vllm-chunk-256-cache-off",
         "vllm-chunk-256-cache-on",
         "vllm-trace-conversation",
         "vllm-trace-synthetic",
