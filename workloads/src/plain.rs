@@ -25,7 +25,12 @@ pub fn plain(message: &str) -> String {
         if let Some((name, known)) = rest.and_then(|rest| rest.split_once(", ")) {
             let known = known.strip_prefix("expected ").unwrap_or(known);
             let known = known.strip_prefix("one of ").unwrap_or(known);
-            return format!("{name} {is_not}: use {known}");
+            let names: Vec<&str> = known.split(", ").collect();
+            if names.len() <= LISTED {
+                return format!("{name} {is_not}: use {known}");
+            }
+            let near = nearest(name, names).join(", ");
+            return format!("{name} {is_not}; the nearest are {near}");
         }
     }
     for start in ["invalid type: ", "invalid value: ", "invalid length "] {
@@ -35,6 +40,35 @@ pub fn plain(message: &str) -> String {
         }
     }
     syntax(message)
+}
+
+/// Of more names than these only the nearest are told: nobody reads eighty.
+const LISTED: usize = 16;
+
+/// How many of them.
+const NEAREST: usize = 4;
+
+/// The names that are most like `name`, the nearest first, equal ones in their order.
+fn nearest<'a>(name: &str, mut names: Vec<&'a str>) -> Vec<&'a str> {
+    names.sort_by_key(|other| edits(name, other));
+    names.truncate(NEAREST);
+    names
+}
+
+/// Letters to put in, take away or change to make one text of the other.
+fn edits(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, from) in a.chars().enumerate() {
+        let mut diagonal = row[0];
+        row[0] = i + 1;
+        for (j, to) in b.iter().enumerate() {
+            let changed = diagonal + usize::from(from != *to);
+            diagonal = row[j + 1];
+            row[j + 1] = changed.min(diagonal + 1).min(row[j] + 1);
+        }
+    }
+    row[b.len()]
 }
 
 /// Whether a text is `1 column 9`.
@@ -195,6 +229,25 @@ mod tests {
         ] {
             let error = toml::from_str::<Row>(text).unwrap_err();
             assert_eq!(plain(error.message()), expected, "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn of_many_keys_the_nearest_are_told() {
+        let names: Vec<String> = (0..30).map(|n| format!("`other_{n}`")).collect();
+        let names = names.join(", ");
+        let message = format!("unknown field `num_prompt`, expected one of {names}, `num_prompts`");
+        let told = plain(&message);
+        let start = "`num_prompt` is no key here; the nearest are `num_prompts`, ";
+        assert!(told.starts_with(start) && told.len() < 120, "{told}");
+        // From the usual tables of edit distances.
+        for (a, b, distance) in [
+            ("kitten", "sitting", 3),
+            ("saturday", "sunday", 3),
+            ("", "abc", 3),
+            ("flaw", "lawn", 2),
+        ] {
+            assert_eq!((edits(a, b), edits(b, a)), (distance, distance));
         }
     }
 

@@ -5,6 +5,9 @@
 //! and messages go to standard error. Exit codes: 0 pass, 1 a gate or check failed, 2 bad usage,
 //! unreadable input or unreachable target, 3 inconclusive or void.
 
+// Both panic where the output is closed or full: `console::say` and `output` do not.
+#![warn(clippy::print_stdout, clippy::print_stderr)]
+
 mod args;
 mod console;
 mod failure;

@@ -163,7 +163,17 @@ fn exit_codes_tell_broken_from_unclear() {
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains("--unit") && output.stdout.is_empty());
     }
-    let missing = run(&["trace", "inspect", "no-such-file.jsonl"]);
-    assert_eq!(missing.status.code(), Some(2));
-    assert!(stderr(&missing).contains("no-such-file.jsonl"));
+    for verb in [
+        &["trace", "inspect"][..],
+        &["engine", "simulate", "--trace"],
+    ] {
+        let missing = run(&[verb, &["no-such-file.jsonl"]].concat());
+        assert_eq!(missing.status.code(), Some(2));
+        // The file as a whole, which has no line 0.
+        let said = stderr(&missing);
+        assert!(
+            said.contains("no-such-file.jsonl: cannot be read"),
+            "{said}"
+        );
+    }
 }

@@ -65,7 +65,14 @@ pub(crate) fn run(args: &LeakArgs) -> Result<ExitCode> {
     let trials = runtime.block_on(prober.run(&design, &progress));
     let first_failure = prober.first_failure().map(str::to_owned);
     progress.clear();
-    let trials = trials?;
+    let trials = match trials {
+        Ok(trials) => trials,
+        Err(error) => {
+            // What had ended is kept; the reason is told.
+            writer.finish(RunState::Interrupted)?;
+            return Err(error);
+        }
+    };
     let finding = judge(&trials, &rules);
     let (finding, state) = match trials.len() < design.trials {
         true => (finding.interrupted(design.trials), RunState::Interrupted),
