@@ -294,7 +294,7 @@ fn a_damaged_shard_makes_the_joined_run_void() {
         t.replacen("\"shard\": null", "\"shard\": {\"index\": 0, \"of\": 1}", 1)
     });
     let whole = join(
-        &[run.clone()],
+        std::slice::from_ref(&run),
         &dir.path().join("good"),
         &JoinOptions::default(),
     )
