@@ -165,7 +165,7 @@ fn whoever_asked_for_json_gets_a_document_of_the_failure() {
     // A suite may ask for it too.
     let suite = dir.path().join("s.toml");
     let text = format!(
-        "schema = 1\nname = \"n\"\nquestion = \"q\"\nreading = \"r\"\n[bench]\n\
+        "schema = 2\nname = \"n\"\nquestion = \"q\"\nreading = \"r\"\n[bench]\n\
          base_url = \"{dead}\"\nformat = \"json\"\nno_calibration = true\n"
     );
     std::fs::write(&suite, text).expect("written");
@@ -199,16 +199,25 @@ fn nothing_that_others_wrote_acts_on_the_terminal() {
     // A suite and its arms.
     let suite = dir.path().join("s.toml");
     let text = format!(
-        "schema = 1\nname = \"s\\u001b[2J\"\nquestion = \"q\\u001b[1A\"\nreading = \"r\"\n\
-         [bench]\nbase_url = \"{url}\"\nlabel = \"l\\u202e\"\n\
-         [[arm]]\nname = \"a\\u001b]0;title\\u0007\"\n[[arm]]\nname = \"b\"\n"
+        "schema = 2\nname = \"s\"\nquestion = \"q\\u001b[1A\"\nreading = \"r\"\n\
+         [bench]\nbase_url = \"{url}\"\nlabel = \"l\\u202e\"\n[arms.a]\n[arms.b]\n"
     );
-    std::fs::write(&suite, &text).expect("written");
     let path = suite.to_str().expect("UTF-8");
-    quiet(&run(&["bench", "--suite", path]), "name one of");
-    std::fs::write(&suite, text.replace("label", "metrics_url")).expect("written");
-    let arm = ["bench", "--suite", path, "--arm", "b", "--dry-run"];
-    quiet(&run(&arm), "suite: s\\u001b[2J, arm b");
+    let of = |text: &str, args: &[&str], part: &str| {
+        std::fs::write(&suite, text).expect("written");
+        let args = [&["bench", "--suite", path], args].concat();
+        quiet(&run(&args), part);
+    };
+    of(&text, &[], "name one of");
+    let named = text.replace("\"s\"", "\"s\\u001b[2J\"");
+    of(&named, &[], "s\\u{1b}[2J");
+    let armed = text.replace("[arms.a]", "[arms.\"a\\u001b]0;title\\u0007\"]");
+    of(&armed, &[], "is no name here");
+    of(
+        &text.replace("label", "metrics_url"),
+        &["--arm", "b", "--dry-run"],
+        "arm b",
+    );
     // A line of a trace.
     let trace = dir.path().join("t.jsonl");
     std::fs::write(&trace, "\u{1b}[2J nonsense\n").expect("written");

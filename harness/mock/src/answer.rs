@@ -1,8 +1,5 @@
 //! An answer laid out in time, before it is framed for a connection.
 
-use std::collections::BTreeMap;
-use std::ops::Range;
-
 use pb_contract::Nanos;
 use serde_json::json;
 
@@ -12,8 +9,10 @@ use crate::fault::FaultKind;
 use crate::generate::Generator;
 use crate::log::WriteKind;
 use crate::options::{MockOptions, Persona};
+use crate::parts::rendered;
 use crate::recording::Recording;
 use crate::render::Renderer;
+use crate::rest::Rest;
 use crate::script::Rule;
 
 /// Between the last event and a fault that would come with the next one when there is none.
@@ -22,9 +21,6 @@ const AFTER_LAST_NS: u64 = 1_000_000;
 /// Events of a stream that are made before its first byte is due, so that making them makes
 /// nothing late. A longer stream is made by and by, or it would fill the memory.
 const EVENTS_BEFOREHAND: u64 = 16_384;
-
-/// Events made at once of a longer stream.
-const BATCH_EVENTS: usize = 1_024;
 
 /// Tokens of an answer that must be made as a whole: one that is not streamed, or has a fault.
 const MOST_WHOLE_TOKENS: u64 = 1 << 18;
@@ -140,43 +136,6 @@ impl Answer {
     }
 }
 
-/// The part of a long stream that is not made yet.
-#[derive(Clone, Debug)]
-pub(crate) struct Rest {
-    ask: Ask,
-    /// What the generator and the renderer look at.
-    options: MockOptions,
-    number: u64,
-    cached: usize,
-    generator: Generator,
-    /// Tokens made, and when the first was due.
-    completion: u32,
-    first_token_ns: u64,
-}
-
-impl Rest {
-    fn tokens(&self) -> u64 {
-        u64::from(self.generator.tokens_left()) * u64::from(self.ask.choices)
-    }
-
-    /// Nothing is left.
-    pub(crate) fn is_over(&self) -> bool {
-        self.generator.is_over()
-    }
-
-    /// Some more of the stream: bytes and their parts.
-    pub(crate) fn next(&mut self) -> (Vec<u8>, Vec<Part>) {
-        let events = self.generator.next(&self.ask, &self.options, BATCH_EVENTS);
-        let style = &self.options.style;
-        let mut renderer = Renderer::new(&self.ask, style, self.number, self.cached);
-        renderer.completion = self.completion;
-        renderer.first_token_ns = self.first_token_ns;
-        let rendered = rendered(&events, &mut renderer);
-        self.completion = renderer.completion;
-        rendered
-    }
-}
-
 /// The events of an answer and what surrounds them.
 struct Draft {
     head: Head,
@@ -213,7 +172,8 @@ pub(crate) fn build(
         let tokens = u64::from(generator.tokens()) * u64::from(ask.choices);
         match ask.stream && fault.is_none() {
             true if tokens > EVENTS_BEFOREHAND => {
-                return by_and_by(generator, ask, options, (number, cached));
+                let rest = Rest::new(generator, ask, options, (number, cached));
+                return by_and_by(rest, blank(ask, options));
             }
             false if tokens > MOST_WHOLE_TOKENS => return too_long(tokens),
             _ => {}
@@ -255,38 +215,21 @@ fn blank(ask: &Ask, options: &MockOptions) -> Draft {
     }
 }
 
-/// The beginning of a long stream, and what makes the rest.
-fn by_and_by(
-    mut generator: Generator,
-    ask: &Ask,
-    options: &MockOptions,
-    (number, cached): (u64, usize),
-) -> Answer {
-    let draft = Draft {
-        events: generator.next(ask, options, BATCH_EVENTS),
-        ..blank(ask, options)
-    };
-    let mut answer = streamed(draft, Renderer::new(ask, &options.style, number, cached));
-    answer.finish = Some(generator.finish().to_owned());
-    let first = answer.parts.iter().find(|part| part.tokens > 0);
-    answer.rest = Some(Box::new(Rest {
-        ask: ask.clone(),
-        // Scripts and recordings stay where they are.
-        options: MockOptions {
-            max_model_len: options.max_model_len,
-            tokenizer: options.tokenizer,
-            timing: options.timing.clone(),
-            style: options.style.clone(),
-            persona: options.persona,
-            ..MockOptions::default()
-        },
-        number,
-        cached,
-        generator,
-        completion: answer.parts.iter().map(|part| part.tokens).sum(),
-        first_token_ns: first.map_or(0, |part| part.at_ns),
-    }));
-    answer
+/// The beginning of a long stream, with what makes the rest.
+fn by_and_by(mut rest: Rest, blank: Draft) -> Answer {
+    let (data, parts) = rest.next();
+    Answer {
+        head: Some(blank.head),
+        head_at_ns: blank.head_at_ns,
+        data,
+        end_at_ns: parts.last().map_or(0, |part| part.at_ns),
+        parts,
+        streamed: true,
+        end: End::Finish,
+        split: None,
+        finish: Some(rest.finish().to_owned()),
+        rest: Some(Box::new(rest)),
+    }
 }
 
 fn too_long(tokens: u64) -> Answer {
@@ -425,37 +368,6 @@ fn streamed(draft: Draft, mut renderer: Renderer<'_>) -> Answer {
     }
 }
 
-/// Events as bytes and the parts that these are.
-fn rendered(events: &[Event], renderer: &mut Renderer<'_>) -> (Vec<u8>, Vec<Part>) {
-    let (mut data, mut parts) = (Vec::new(), Vec::with_capacity(events.len()));
-    // Most events repeat the bytes of an earlier one: rendering must not make others late.
-    let mut known: BTreeMap<&str, Range<usize>> = BTreeMap::new();
-    for event in events {
-        let from = data.len();
-        let text = renderer.plain_text(event);
-        match text.and_then(|text| known.get(text)) {
-            Some(range) => {
-                renderer.completion += event.tokens;
-                data.extend_from_within(range.clone());
-            }
-            None => {
-                let bytes = renderer.event(event);
-                data.extend_from_slice(&bytes);
-                known.extend(text.map(|text| (text, from..data.len())));
-            }
-        }
-        if data.len() > from {
-            parts.push(Part {
-                at_ns: event.at_ns,
-                end: data.len(),
-                tokens: event.tokens,
-                kind: kind(event),
-            });
-        }
-    }
-    (data, parts)
-}
-
 /// One document when the last token is there; an error of the stream is its status.
 fn whole(draft: Draft, mut renderer: Renderer<'_>) -> Answer {
     let at_ns = draft.events.last().map_or(0, |event| event.at_ns);
@@ -483,23 +395,6 @@ fn whole(draft: Draft, mut renderer: Renderer<'_>) -> Answer {
     answer.end = draft.end;
     answer.split = draft.split;
     answer
-}
-
-fn kind(event: &Event) -> WriteKind {
-    match event {
-        Event { raw: Some(_), .. } => WriteKind::Raw,
-        Event { error: Some(_), .. } => WriteKind::Error,
-        Event { tokens: 1.., .. } => WriteKind::Token,
-        Event { role: Some(_), .. } => WriteKind::Role,
-        Event {
-            finish: Some(_), ..
-        } => WriteKind::Finish,
-        Event { done: true, .. } => WriteKind::Done,
-        Event {
-            comment: Some(_), ..
-        } => WriteKind::Comment,
-        _ => WriteKind::Usage,
-    }
 }
 
 #[cfg(test)]

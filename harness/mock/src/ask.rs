@@ -264,23 +264,20 @@ mod tests {
         );
     }
 
+    fn refused(cases: &[(Api, &str, u16, &str)]) {
+        for &(api, body, status, expected) in cases {
+            let reply = parse(api, body).unwrap_err();
+            let text = String::from_utf8(reply.body).unwrap();
+            assert!(
+                reply.head.status == status && text.contains(expected),
+                "{body}: {text}"
+            );
+        }
+    }
+
     #[test]
-    fn a_wrong_request_is_refused_with_the_field() {
-        let cases = [
-            (Api::Completions, "{", 400, "no JSON"),
-            (Api::Completions, "[]", 400, "JSON object"),
-            (
-                Api::Completions,
-                r#"{"prompt":"x","model":"nope"}"#,
-                404,
-                "`nope` does not exist",
-            ),
-            (
-                Api::Completions,
-                r#"{"prompt":"x","max_tokens":-5}"#,
-                400,
-                "at least 1, got -5",
-            ),
+    fn numbers_and_truths_of_another_type_or_size_are_refused() {
+        refused(&[
             (
                 Api::Completions,
                 r#"{"prompt":"x","max_tokens":"x"}"#,
@@ -310,6 +307,26 @@ mod tests {
                 r#"{"prompt":"x","n":1000000}"#,
                 400,
                 "n must be 1 to 64",
+            ),
+        ]);
+    }
+
+    #[test]
+    fn a_wrong_request_is_refused_with_the_field() {
+        refused(&[
+            (Api::Completions, "{", 400, "no JSON"),
+            (Api::Completions, "[]", 400, "JSON object"),
+            (
+                Api::Completions,
+                r#"{"prompt":"x","model":"nope"}"#,
+                404,
+                "`nope` does not exist",
+            ),
+            (
+                Api::Completions,
+                r#"{"prompt":"x","max_tokens":-5}"#,
+                400,
+                "at least 1, got -5",
             ),
             (
                 Api::Completions,
@@ -347,14 +364,6 @@ mod tests {
                 400,
                 "list of {role, content}",
             ),
-        ];
-        for (api, body, status, expected) in cases {
-            let reply = parse(api, body).unwrap_err();
-            let text = String::from_utf8(reply.body).unwrap();
-            assert!(
-                reply.head.status == status && text.contains(expected),
-                "{body}: {text}"
-            );
-        }
+        ]);
     }
 }

@@ -5,9 +5,10 @@
 
 use pb_contract::Nanos;
 
-use crate::answer::{Answer, Part, Rest, Split};
+use crate::answer::{Answer, Part, Split};
 use crate::event::{End, Head};
 use crate::log::WriteKind;
+use crate::rest::Rest;
 
 /// Bytes to write and when.
 #[derive(Clone, Debug)]

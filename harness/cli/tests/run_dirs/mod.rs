@@ -60,12 +60,13 @@ impl Made {
     pub(crate) fn write(&self, dir: &Path, name: &str) -> PathBuf {
         let path = dir.join(name);
         let start = Nanos((1 + 2 * self.block + self.place) * 1_000_000 * MS);
-        let schedule = format!("{:064x}", 1 + self.block);
+        let usual = || format!("{:064x}", 1 + self.block);
+        let schedule = self.schedule.clone().unwrap_or_else(usual);
         let conditions = Conditions {
             frame: Frame {
                 start,
                 arrivals_ns: Some(Nanos(REQUESTS * 50 * MS)),
-                schedule_sha256: self.schedule.clone().unwrap_or(schedule.clone()),
+                schedule_sha256: schedule.clone(),
                 seed: 1 + self.block,
                 ..Frame::default()
             },

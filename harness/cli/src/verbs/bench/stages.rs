@@ -232,17 +232,7 @@ impl Stages {
         logs.write(writer.dir(), &receipts.created)?;
         let observed = observer.map(|o| o.stop(tally.rows())).transpose()?;
         keep_unsent(&cell.plan, &summary, writer, &mut tally)?;
-        let facts = &schedule.planned.facts;
-        conditions.frame = Frame {
-            start: summary.start_ns,
-            arrivals_ns: schedule.arrivals_ns,
-            // Without a duration the number of requests is what was asked for.
-            exhausted: self.settings.shape.duration_s.is_some()
-                && (facts.cut_short || summary.closed_exhausted),
-            schedule_sha256: schedule.sha256.clone(),
-            seed: self.settings.seed,
-            ..Frame::default()
-        };
+        conditions.frame = self.frame(schedule, &summary);
         conditions.load.connections = Some(connections(&summary, endpoint.is_secure()));
         if !reuse {
             judge_connecting(&mut conditions, &summary);
@@ -256,6 +246,20 @@ impl Stages {
             conditions,
             stopped: summary.stopped,
         })
+    }
+
+    /// What the numbers are made within.
+    fn frame(&self, schedule: &Schedule, summary: &RunSummary) -> Frame {
+        Frame {
+            start: summary.start_ns,
+            arrivals_ns: schedule.arrivals_ns,
+            // Without a duration the number of requests is what was asked for.
+            exhausted: self.settings.shape.duration_s.is_some()
+                && (schedule.planned.facts.cut_short || summary.closed_exhausted),
+            schedule_sha256: schedule.sha256.clone(),
+            seed: self.settings.seed,
+            ..Frame::default()
+        }
     }
 
     /// Sends the warm-up; how many requests it had.

@@ -146,7 +146,7 @@ const MISTAKES: &[Mistake] = &[
     (
         "num_prompts = 7",
         "num_prompts = -1",
-        &["line 13: num_prompts = -1: must be a whole number, at least 0, not -1"],
+        &["line 13: ", "num_prompts = -1", "must be a whole number"],
     ),
     ("[bench]", "[bench", &["line 5: [bench: "]),
     (
