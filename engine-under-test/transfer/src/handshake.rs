@@ -180,6 +180,13 @@ impl Agreement {
         whole.pieces(self.heads.start - first..self.heads.end - first)
     }
 
+    /// The runs of bytes of a sink segment that the heads of this leg are.
+    pub fn sink_pieces(&self) -> Vec<Range<usize>> {
+        let first = self.sink_heads.start;
+        let whole = self.sink.segment(self.sink_heads.len());
+        whole.pieces(self.heads.start - first..self.heads.end - first)
+    }
+
     /// Whether a cell is, byte for byte, a segment of the sink.
     pub fn is_direct(&self) -> bool {
         let same_scales = self.source_scales == self.sink_scales;

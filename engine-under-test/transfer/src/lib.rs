@@ -5,16 +5,50 @@
 //!
 //! - [`agree`] compares the two engines field by field and refuses what cannot be bridged;
 //!   [`Relayout`] bridges block size, element type and degree of tensor parallelism.
+//! - [`Source`] and [`Sink`] are state machines without clock, thread or socket: who owns the blocks
+//!   when, what is sent, what is believed, when decode may start.
+//! - A [`Transport`] moves bytes: within a process, through shared memory, over TCP. [`SourceAgent`]
+//!   and [`SinkAgent`] drive machine and transport together.
+//! - [`Region`] says where blocks lie in a [`Memory`], and merges neighbours.
 
+mod agent;
+mod cells;
+mod codec;
 mod convert;
+mod frame;
 mod geometry;
 mod handshake;
+mod memory;
+mod message;
 mod relayout;
+mod row;
+mod sink;
+mod source;
+mod transport;
 
+pub use agent::{
+    AgentError, SinkAgent, SinkEvent, SinkOptions, SourceAgent, SourceEvent, SourceOptions,
+};
+pub use cells::{CellSet, Order, Span};
 pub use convert::{Conversion, needed};
+pub use frame::{
+    FrameError, FrameHead, HEADER_BYTES, MAX_BODY_BYTES, MAX_FRAME_CELLS, MAX_PAYLOAD_BYTES,
+    checksum, encode_frame, fuzz_frames,
+};
 pub use geometry::{
     GeometryError, KvGeometry, Leg, MAX_BLOCK_TOKENS, MAX_DIMENSION, MAX_TP_DEGREE, Segment, Side,
     legs,
 };
 pub use handshake::{Agreement, Allow, Peer, Refusal, agree};
+pub use memory::{
+    Descriptor, HostMemory, Memory, MemoryError, MemoryKind, Region, gather, scatter,
+};
+pub use message::{Cause, DataHead, Granularity, Message, Mode, Offer, TransferId};
 pub use relayout::{Relayout, RelayoutError};
+pub use row::{Defect, Ended, TransferRow};
+pub use sink::{Sink, SinkAction, SinkConfig, Unused};
+pub use source::{Late, Lend, Posted, ProtocolError, Source, SourceAction, SourceConfig};
+pub use transport::{
+    Incoming, LocalTransport, MemoryId, ShmListener, ShmOptions, ShmTransport, Tap, TapVerdict,
+    TcpOptions, TcpTransport, TcpTransportListener, Transport, TransportError, TransportKind,
+};

@@ -57,7 +57,8 @@ fn equal_engines_agree_and_need_no_relayout() {
     assert_eq!(agreement.heads, 0..4);
     // 2 sides x 4 heads x 8 elements x 16 tokens x 4 bytes.
     assert_eq!(agreement.cell().bytes(), 4096);
-    assert_eq!(agreement.source_pieces(), [0..4096]);
+    let one_run = std::iter::once(0..4096).collect::<Vec<_>>();
+    assert_eq!(agreement.source_pieces(), one_run);
 }
 
 #[test]

@@ -1,6 +1,14 @@
 //! The transfer library against oracles, models and seeded schedules.
 
+mod conformance;
 mod engines;
+mod failures;
+mod frames;
 mod handshake;
 mod relayout;
+mod rigs;
+mod runs;
 mod scalars;
+mod schedules;
+mod sockets;
+mod world;

@@ -13,15 +13,15 @@ const KV_HEADS: usize = 4;
 const D_HEAD: usize = 3;
 
 /// `[layer][side][token][head][d]`: the bits of every element in the source's type.
-struct Tensor {
-    tokens: usize,
+pub(crate) struct Tensor {
+    pub(crate) tokens: usize,
     bits: Vec<u32>,
     /// int8: the bits of the scale of each `[layer][side][token][head]`.
     scales: Vec<u32>,
 }
 
 impl Tensor {
-    fn random(tokens: usize, dtype: KvDtype, stream: &mut Stream) -> Tensor {
+    pub(crate) fn random(tokens: usize, dtype: KvDtype, stream: &mut Stream) -> Tensor {
         let rows = LAYERS * 2 * tokens * KV_HEADS;
         let mut bits = || loop {
             let x = stream.normal() as f32;
@@ -81,7 +81,7 @@ fn walk(
 }
 
 /// The segment of `layer` and `block` that holds `heads` of the tensor; elements through `map`.
-fn segment(
+pub(crate) fn segment(
     peer: &Peer,
     heads: Range<usize>,
     tensor: &Tensor,
@@ -117,7 +117,7 @@ fn segment(
 }
 
 /// What the sink must hold of an element, by the rules of the two types.
-fn converted(source: &Peer, sink: &Peer, layer: usize, bits: u32, side: usize) -> u32 {
+pub(crate) fn converted(source: &Peer, sink: &Peer, layer: usize, bits: u32, side: usize) -> u32 {
     let (from, to) = (source.identity.kv.dtype, sink.identity.kv.dtype);
     let scale = |p: &Peer| p.identity.kv.scales.get(2 * layer + side).copied();
     let (theirs, ours) = (scale(source).unwrap_or(1.0), scale(sink).unwrap_or(1.0));

@@ -1,0 +1,191 @@
+//! How frames and cells get from one engine to the other.
+//!
+//! A transport moves bytes and keeps no promise about ownership: that is what [`crate::Source`] and
+//! [`crate::Sink`] are for. Memory is registered before it is used and named by descriptors, and a
+//! posted frame reads it until [`Incoming::Sent`] says otherwise, so that a transport which writes
+//! into the peer's memory by itself fits behind the same trait.
+
+mod local;
+mod shm;
+mod tcp;
+mod wire;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::frame::FrameError;
+use crate::memory::{Descriptor, Memory, MemoryError, MemoryKind, gather};
+use crate::message::{DataHead, Message, TransferId};
+use crate::source::Posted;
+
+pub use local::LocalTransport;
+pub use shm::{ShmListener, ShmOptions, ShmTransport};
+pub use tcp::{TcpOptions, TcpTransport, TcpTransportListener};
+
+/// Which transport.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TransportKind {
+    /// Two engines in one process.
+    Local,
+    /// Two processes of one machine, through a file in memory.
+    SharedMemory,
+    /// Two machines, or one.
+    Tcp,
+}
+
+/// Why a transport is of no use any more, or a call of it went wrong.
+#[derive(Debug, thiserror::Error)]
+pub enum TransportError {
+    /// The peer closed the connection, or its process ended.
+    #[error("the peer has closed the connection")]
+    Closed,
+    /// The connection ended within a frame.
+    #[error("the connection was cut {missing} bytes before the end of a frame")]
+    Cut {
+        /// Bytes that were still to come, of the part that was being read.
+        missing: usize,
+    },
+    /// Bytes that are no frame.
+    #[error("the peer sent something else than frames: {0}")]
+    Frame(#[from] FrameError),
+    /// The peer takes no bytes.
+    #[error("the peer took no bytes for {ms} ms")]
+    Stalled {
+        /// How long, ms.
+        ms: u64,
+    },
+    /// More frames at a time than the transport takes.
+    #[error("more than {frames} frames wait to be sent")]
+    Backlog {
+        /// Its bound.
+        frames: usize,
+    },
+    /// The memory cannot be read.
+    #[error(transparent)]
+    Memory(#[from] MemoryError),
+    /// A memory that is not registered.
+    #[error("memory {0:?} is not registered")]
+    Unregistered(MemoryId),
+    /// Connections that do not belong together, or a slot that is none.
+    #[error("the peer connects wrongly: {problem}")]
+    Setup {
+        /// What is wrong.
+        problem: String,
+    },
+    /// The system refused.
+    #[error("{doing}: {error}")]
+    Io {
+        /// What was tried.
+        doing: String,
+        /// What it said.
+        error: std::io::Error,
+    },
+}
+
+impl TransportError {
+    pub(crate) fn io(doing: impl Into<String>, error: std::io::Error) -> TransportError {
+        let doing = doing.into();
+        TransportError::Io { doing, error }
+    }
+}
+
+/// Names a registered memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryId(u32);
+
+/// What a transport has to tell.
+#[derive(Debug)]
+pub enum Incoming {
+    /// The peer said something.
+    Message(Message),
+    /// The peer sent cells.
+    Data(DataHead, Vec<u8>),
+    /// A posted frame needs the memory no more.
+    Sent {
+        /// The transfer.
+        id: TransferId,
+        /// Since it was posted, ns.
+        wire_ns: u64,
+    },
+}
+
+/// One connection to one peer. When a call fails, the connection is over; [`Transport::close`] it.
+pub trait Transport: Send {
+    /// Which.
+    fn kind(&self) -> TransportKind;
+
+    /// Whether it reads memory of this kind where it lies. Other memory is staged through the host.
+    fn reads_in_place(&self, kind: MemoryKind) -> bool;
+
+    /// Longest payload of a frame, bytes.
+    fn frame_bytes(&self) -> usize;
+
+    /// Most frames that may be posted and not yet sent.
+    fn frames_in_flight(&self) -> u32;
+
+    /// Makes memory known to the transport.
+    ///
+    /// # Errors
+    /// The device refused.
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<MemoryId, TransportError>;
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// The connection is over.
+    fn send(&mut self, message: &Message) -> Result<(), TransportError>;
+
+    /// Sends cells that lie in registered memory. [`Incoming::Sent`] follows.
+    ///
+    /// # Errors
+    /// The connection is over, or the memory cannot be read.
+    fn post(
+        &mut self,
+        head: DataHead,
+        memory: MemoryId,
+        from: &[Descriptor],
+    ) -> Result<Posted, TransportError>;
+
+    /// What came next; none when nothing came in time.
+    ///
+    /// # Errors
+    /// The connection is over.
+    fn poll(&mut self, timeout: Duration) -> Result<Option<Incoming>, TransportError>;
+
+    /// Ends the connection. Afterwards no registered memory is read.
+    fn close(&mut self);
+}
+
+/// What a tap lets happen to a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TapVerdict {
+    /// It passes, as it is now.
+    Pass,
+    /// The connection ends after this many bytes of it.
+    CutAfter(usize),
+}
+
+/// Sees every frame before it leaves, and may alter or cut it: planted faults of tests. `None` in
+/// service.
+pub type Tap = Box<dyn FnMut(&Message, &mut Vec<u8>) -> TapVerdict + Send>;
+
+/// The registered memories of a transport that stages all of them.
+#[derive(Default)]
+struct Registered(Vec<Arc<dyn Memory>>);
+
+impl Registered {
+    fn add(&mut self, memory: Arc<dyn Memory>) -> MemoryId {
+        self.0.push(memory);
+        MemoryId(self.0.len() as u32 - 1)
+    }
+
+    /// The bytes of the ranges, one after the other.
+    fn read(&self, id: MemoryId, from: &[Descriptor]) -> Result<Vec<u8>, TransportError> {
+        let memory = self.0.get(id.0 as usize);
+        let memory = memory.ok_or(TransportError::Unregistered(id))?;
+        let bytes: u64 = from.iter().map(|d| d.bytes).sum();
+        let mut out = Vec::with_capacity(bytes.min(memory.bytes()) as usize);
+        gather(memory.as_ref(), from, &mut out)?;
+        Ok(out)
+    }
+}

@@ -1,0 +1,306 @@
+//! Between machines: several TCP connections, so that one is not the limit.
+//!
+//! Messages go over the first connection and keep their order; frames of cells take the connections
+//! in turn. The side that connects draws a session and says on each connection which of how many it
+//! is, so that one listener serves many peers.
+
+use std::collections::BTreeMap;
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::mpsc::Receiver;
+use std::time::Duration;
+
+use pb_contract::{Clock, Nanos};
+
+use super::wire::{Handle, Link, Outgoing, Socket, Writer, inbox, poll, read_frame};
+use super::{
+    Incoming, MemoryId, Registered, Tap, TapVerdict, Transport, TransportError, TransportKind,
+};
+use crate::frame::encode_frame;
+use crate::memory::{Descriptor, Memory, MemoryKind};
+use crate::message::{DataHead, Message};
+use crate::source::Posted;
+
+const FRAME_BYTES: usize = 1 << 20;
+const FRAMES_PER_CONNECTION: u32 = 4;
+/// Most connections of one peer.
+const MAX_CONNECTIONS: u32 = 64;
+/// Most connections that wait for the others of their peer.
+const MAX_PENDING: usize = 256;
+
+/// How connections are made.
+#[derive(Clone, Copy, Debug)]
+pub struct TcpOptions {
+    /// Connections, 1 to 64; the side that connects decides.
+    pub connections: u32,
+    /// How long connecting, or a write, may make no progress.
+    pub stall: Duration,
+}
+
+/// One peer over TCP.
+pub struct TcpTransport {
+    clock: Arc<dyn Clock>,
+    memories: Registered,
+    links: Vec<Link>,
+    from: Option<Receiver<Result<Incoming, TransportError>>>,
+    next: usize,
+    tap: Option<Tap>,
+}
+
+impl TcpTransport {
+    /// Connects to a listener. `session` must differ from that of any other transport that connects
+    /// to it at the time.
+    ///
+    /// # Errors
+    /// The peer cannot be reached, or the number of connections is out of range.
+    pub fn connect(
+        to: SocketAddr,
+        session: u64,
+        options: TcpOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<TcpTransport, TransportError> {
+        let of = options.connections;
+        if !(1..=MAX_CONNECTIONS).contains(&of) {
+            let problem = format!("{of} connections, must be 1 to {MAX_CONNECTIONS}");
+            return Err(TransportError::Setup { problem });
+        }
+        let failed = |e| TransportError::io(format!("connecting to {to}"), e);
+        let mut streams = Vec::with_capacity(of as usize);
+        for index in 0..of {
+            let mut stream = TcpStream::connect_timeout(&to, options.stall).map_err(failed)?;
+            let join = Message::Join { session, index, of };
+            let join = encode_frame(&join, 0);
+            std::io::Write::write_all(&mut stream, &join).map_err(failed)?;
+            streams.push(stream);
+        }
+        TcpTransport::over(streams, options.stall, clock)
+    }
+
+    fn over(
+        streams: Vec<TcpStream>,
+        stall: Duration,
+        clock: Arc<dyn Clock>,
+    ) -> Result<TcpTransport, TransportError> {
+        let (to_inbox, from) = inbox();
+        let mut transport = TcpTransport {
+            clock,
+            memories: Registered::default(),
+            links: Vec::with_capacity(streams.len()),
+            from: Some(from),
+            next: 0,
+            tap: None,
+        };
+        for stream in streams {
+            let no_delay = stream.set_nodelay(true);
+            no_delay.map_err(|e| TransportError::io("setting up a connection", e))?;
+            let socket = Socket::Tcp(stream);
+            let link = Link::start(socket, stall, &to_inbox, &transport.clock, handler)?;
+            transport.links.push(link);
+        }
+        Ok(transport)
+    }
+
+    /// With a tap on what this end sends.
+    #[must_use]
+    pub fn with_tap(mut self, tap: Option<Tap>) -> Self {
+        self.tap = tap;
+        self
+    }
+}
+
+fn handler(_: &Writer) -> Handle {
+    Box::new(|message, payload| match message {
+        Message::Data(head) => Ok(Some(Incoming::Data(head, payload))),
+        Message::Join { .. } | Message::DataInSlot { .. } | Message::Credit { .. } => {
+            Err(TransportError::Setup {
+                problem: "a message that TCP has no use for".to_owned(),
+            })
+        }
+        message => Ok(Some(Incoming::Message(message))),
+    })
+}
+
+impl Transport for TcpTransport {
+    fn kind(&self) -> TransportKind {
+        TransportKind::Tcp
+    }
+
+    fn reads_in_place(&self, kind: MemoryKind) -> bool {
+        kind == MemoryKind::Host
+    }
+
+    fn frame_bytes(&self) -> usize {
+        FRAME_BYTES
+    }
+
+    fn frames_in_flight(&self) -> u32 {
+        FRAMES_PER_CONNECTION * self.links.len() as u32
+    }
+
+    fn register(&mut self, memory: Arc<dyn Memory>) -> Result<MemoryId, TransportError> {
+        Ok(self.memories.add(memory))
+    }
+
+    fn send(&mut self, message: &Message) -> Result<(), TransportError> {
+        let tap = self.tap.as_mut().map(|tap| tap(message, &mut Vec::new()));
+        let verdict = tap.unwrap_or(TapVerdict::Pass);
+        let first = self.links.first().ok_or(TransportError::Closed)?;
+        first.put(Outgoing::message(message, verdict))
+    }
+
+    fn post(
+        &mut self,
+        head: DataHead,
+        memory: MemoryId,
+        from: &[Descriptor],
+    ) -> Result<Posted, TransportError> {
+        let start = self.clock.now();
+        let mut payload = self.memories.read(memory, from)?;
+        let read = self.clock.now();
+        let posted = Posted {
+            bytes: payload.len() as u64,
+            descriptors: from.len() as u64,
+            copy_ns: read.saturating_sub(start).0,
+        };
+        let done = (head.id, read);
+        let message = Message::Data(head);
+        let tap = self.tap.as_mut().map(|tap| tap(&message, &mut payload));
+        let verdict = tap.unwrap_or(TapVerdict::Pass);
+        self.next = (self.next + 1) % self.links.len().max(1);
+        let link = self.links.get(self.next).ok_or(TransportError::Closed)?;
+        link.put(Outgoing::cells(&message, payload, done, verdict))?;
+        Ok(posted)
+    }
+
+    fn poll(&mut self, timeout: Duration) -> Result<Option<Incoming>, TransportError> {
+        poll(self.from.as_ref().ok_or(TransportError::Closed)?, timeout)
+    }
+
+    fn close(&mut self) {
+        self.from = None;
+        self.links.iter_mut().for_each(Link::close);
+        self.links.clear();
+    }
+}
+
+impl Drop for TcpTransport {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// Where peers connect to.
+pub struct TcpTransportListener {
+    listener: TcpListener,
+    stall: Duration,
+    clock: Arc<dyn Clock>,
+    /// Connections by session, and how many the session has.
+    pending: BTreeMap<u64, (u32, BTreeMap<u32, TcpStream>)>,
+}
+
+impl TcpTransportListener {
+    /// Listens on `at`; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// The address cannot be had.
+    pub fn bind(
+        at: SocketAddr,
+        stall: Duration,
+        clock: Arc<dyn Clock>,
+    ) -> Result<TcpTransportListener, TransportError> {
+        let failed = |e| TransportError::io(format!("listening on {at}"), e);
+        let listener = TcpListener::bind(at).map_err(failed)?;
+        listener.set_nonblocking(true).map_err(failed)?;
+        Ok(TcpTransportListener {
+            listener,
+            stall,
+            clock,
+            pending: BTreeMap::new(),
+        })
+    }
+
+    /// Where it listens.
+    ///
+    /// # Errors
+    /// The system does not say.
+    pub fn address(&self) -> Result<SocketAddr, TransportError> {
+        let address = self.listener.local_addr();
+        address.map_err(|e| TransportError::io("asking for the address", e))
+    }
+
+    /// The next peer all of whose connections are there; none when there is none within `timeout`.
+    /// A connection that does not say what it is, is dropped.
+    ///
+    /// # Errors
+    /// The listener is of no use any more.
+    pub fn accept(&mut self, timeout: Duration) -> Result<Option<TcpTransport>, TransportError> {
+        let failed = |e| TransportError::io("accepting a connection", e);
+        let end = self.clock.now() + Nanos(timeout.as_nanos() as u64);
+        loop {
+            let left = end.saturating_sub(self.clock.now());
+            if !readable(&self.listener, left).map_err(failed)? {
+                return Ok(None);
+            }
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                // Whoever it was has gone again.
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => continue,
+                Err(e) => return Err(failed(e)),
+            };
+            let joined = self.join(stream);
+            if let Ok(Some(streams)) = joined {
+                let clock = Arc::clone(&self.clock);
+                return TcpTransport::over(streams, self.stall, clock).map(Some);
+            }
+        }
+    }
+
+    /// Adds a connection to its session; returns all of them when it was the last.
+    fn join(&mut self, stream: TcpStream) -> Result<Option<Vec<TcpStream>>, TransportError> {
+        let failed = |e| TransportError::io("accepting a connection", e);
+        stream.set_nonblocking(false).map_err(failed)?;
+        let mut socket = Socket::Tcp(stream.try_clone().map_err(failed)?);
+        socket.set_read_timeout(Some(self.stall)).map_err(failed)?;
+        let (message, _) = read_frame(&mut socket)?;
+        socket.set_read_timeout(None).map_err(failed)?;
+        let Message::Join { session, index, of } = message else {
+            let problem = "the first message is not a join".to_owned();
+            return Err(TransportError::Setup { problem });
+        };
+        if !(1..=MAX_CONNECTIONS).contains(&of) || index >= of {
+            let problem = format!("connection {index} of {of}");
+            return Err(TransportError::Setup { problem });
+        }
+        let waiting: usize = self.pending.values().map(|(_, all)| all.len()).sum();
+        if waiting >= MAX_PENDING {
+            // Most likely of a peer that died while it connected.
+            self.pending.pop_first();
+        }
+        let (all, streams) = self.pending.entry(session).or_insert((of, BTreeMap::new()));
+        if *all != of || streams.insert(index, stream).is_some() {
+            self.pending.remove(&session);
+            let problem = format!("session {session} joins twice");
+            return Err(TransportError::Setup { problem });
+        }
+        if streams.len() < of as usize {
+            return Ok(None);
+        }
+        let complete = self.pending.remove(&session);
+        Ok(complete.map(|(_, streams)| streams.into_values().collect()))
+    }
+}
+
+/// Waits until there is a connection to accept; false when the time is over.
+pub(super) fn readable(listener: &impl std::os::fd::AsFd, timeout: Nanos) -> std::io::Result<bool> {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(listener, PollFlags::IN)];
+    let limit = Timespec {
+        tv_sec: (timeout.0 / 1_000_000_000) as i64,
+        tv_nsec: (timeout.0 % 1_000_000_000) as i64,
+    };
+    match poll(&mut fds, Some(&limit)) {
+        Ok(n) => Ok(n > 0),
+        Err(rustix::io::Errno::INTR) => Ok(false),
+        Err(e) => Err(e.into()),
+    }
+}

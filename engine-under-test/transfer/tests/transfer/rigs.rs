@@ -1,0 +1,290 @@
+//! One pair of connected ends for each transport, and engines on them.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pb_contract::{BlockId, Clock, Nanos, RequestId, VirtualClock};
+use pb_transfer::{
+    Allow, Conversion, Defect, Granularity, HostMemory, Lend, LocalTransport, Memory, Mode, Peer,
+    Region, ShmListener, ShmOptions, ShmTransport, SinkAgent, SinkEvent, SinkOptions, SourceAgent,
+    SourceEvent, SourceOptions, Tap, TcpOptions, TcpTransport, TcpTransportListener, Transport,
+};
+
+/// How long a test waits before it calls a hang a hang.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// What carries the frames.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Rig {
+    Local,
+    Shm,
+    /// Over so many connections.
+    Tcp(u32),
+}
+
+pub(crate) const RIGS: [Rig; 4] = [Rig::Local, Rig::Shm, Rig::Tcp(1), Rig::Tcp(3)];
+
+pub(crate) const SHM: ShmOptions = ShmOptions {
+    slots: 4,
+    slot_bytes: 64 << 10,
+    stall: PATIENCE,
+};
+
+pub(crate) fn tcp(connections: u32) -> TcpOptions {
+    TcpOptions {
+        connections,
+        stall: PATIENCE,
+    }
+}
+
+pub(crate) fn any_port() -> SocketAddr {
+    SocketAddr::from(([127, 0, 0, 1], 0))
+}
+
+impl Rig {
+    /// Source's end and sink's end.
+    pub(crate) fn pair(
+        self,
+        clock: Arc<dyn Clock>,
+        tap: Option<Tap>,
+    ) -> (Box<dyn Transport>, Box<dyn Transport>) {
+        match self {
+            Rig::Local => {
+                let (a, b) = LocalTransport::pair(clock);
+                (Box::new(a.with_tap(tap)), Box::new(b))
+            }
+            Rig::Shm => {
+                let dir = tempfile::tempdir().unwrap();
+                let path = dir.path().join("socket");
+                let mut listener = ShmListener::bind(&path, SHM, Arc::clone(&clock)).unwrap();
+                // Each side waits for the other's file.
+                let connecting = {
+                    let clock = Arc::clone(&clock);
+                    std::thread::spawn(move || ShmTransport::connect(&path, SHM, clock).unwrap())
+                };
+                let b = listener.accept(PATIENCE).unwrap().unwrap();
+                let a = connecting.join().unwrap();
+                (Box::new(a.with_tap(tap)), Box::new(b))
+            }
+            Rig::Tcp(connections) => {
+                let wall = Arc::clone(&clock);
+                let mut listener = TcpTransportListener::bind(any_port(), PATIENCE, wall).unwrap();
+                let to = listener.address().unwrap();
+                let a = TcpTransport::connect(to, 1, tcp(connections), clock).unwrap();
+                let b = listener.accept(PATIENCE).unwrap().unwrap();
+                (Box::new(a.with_tap(tap)), Box::new(b))
+            }
+        }
+    }
+}
+
+/// Memory of one side.
+#[derive(Clone)]
+pub(crate) struct Pool {
+    pub(crate) memory: Arc<dyn Memory>,
+    pub(crate) region: Region,
+}
+
+pub(crate) const POOL_BLOCKS: u32 = 24;
+
+impl Pool {
+    /// Block major, as images lie, headers included.
+    pub(crate) fn images(peer: &Peer, header_bytes: u64) -> Pool {
+        let (layers, segment) = shape(peer);
+        let bytes = u64::from(POOL_BLOCKS) * (header_bytes + u64::from(layers) * segment);
+        Pool {
+            memory: Arc::new(HostMemory::new(bytes as usize)),
+            region: Region::block_major(0, header_bytes, layers, segment),
+        }
+    }
+
+    /// Layer major.
+    pub(crate) fn layers(peer: &Peer) -> Pool {
+        let (layers, segment) = shape(peer);
+        let bytes = u64::from(POOL_BLOCKS) * u64::from(layers) * segment;
+        Pool {
+            memory: Arc::new(HostMemory::new(bytes as usize)),
+            region: Region::layer_major(0, POOL_BLOCKS, segment),
+        }
+    }
+
+    pub(crate) fn write(&self, block: BlockId, layer: u32, segment: &[u8]) {
+        let at = self.region.offset(block, layer);
+        self.memory.write(at, segment).unwrap();
+    }
+
+    pub(crate) fn read(&self, block: BlockId, layer: u32) -> Vec<u8> {
+        let mut out = vec![0; self.region.segment_bytes() as usize];
+        let at = self.region.offset(block, layer);
+        self.memory.read(at, &mut out).unwrap();
+        out
+    }
+}
+
+fn shape(peer: &Peer) -> (u32, u64) {
+    let geometry = peer.geometry();
+    let heads = geometry.heads(peer.tp_rank).len();
+    (peer.layers as u32, geometry.segment(heads).bytes() as u64)
+}
+
+pub(crate) const LEASE: Nanos = Nanos(1_000_000);
+pub(crate) const STALL: Nanos = Nanos(5 * LEASE.0);
+
+pub(crate) fn everything() -> Allow {
+    Allow {
+        block_size: true,
+        tp_degree: true,
+        dtype: Conversion::Rounded,
+        arithmetic: true,
+    }
+}
+
+pub(crate) fn source_options() -> SourceOptions {
+    SourceOptions {
+        allow: everything(),
+        lease: LEASE,
+        first_id: 100,
+        handshake: PATIENCE,
+        defect: Defect::None,
+    }
+}
+
+pub(crate) fn sink_options() -> SinkOptions {
+    SinkOptions {
+        allow: everything(),
+        blocks: 16,
+        transfers: 4,
+        window_cells: 6,
+        stall: STALL,
+        retries: 2,
+        handshake: PATIENCE,
+        defect: Defect::None,
+    }
+}
+
+/// Two engines that have shaken hands, on one thread and in virtual time.
+pub(crate) struct Engines {
+    pub(crate) clock: Arc<VirtualClock>,
+    pub(crate) source: Option<SourceAgent>,
+    pub(crate) sink: Option<SinkAgent>,
+    pub(crate) from: Pool,
+    pub(crate) to: Pool,
+    pub(crate) source_events: Vec<SourceEvent>,
+    pub(crate) sink_events: Vec<SinkEvent>,
+}
+
+impl Engines {
+    pub(crate) fn connect(
+        rig: Rig,
+        (source, from): (&Peer, Pool),
+        (sink, to): (&Peer, Pool),
+        tap: Option<Tap>,
+    ) -> Engines {
+        let clock = Arc::new(VirtualClock::new());
+        let (a, b) = rig.pair(Arc::clone(&clock) as Arc<dyn Clock>, tap);
+        let memory = (Arc::clone(&from.memory), from.region);
+        let (me, time) = (source.clone(), Arc::clone(&clock));
+        let shaking = std::thread::spawn(move || {
+            SourceAgent::connect(a, &me, memory, time, &source_options()).unwrap()
+        });
+        let memory = (Arc::clone(&to.memory), to.region);
+        let time = Arc::clone(&clock);
+        let sink = SinkAgent::connect(b, sink, memory, time, &sink_options()).unwrap();
+        Engines {
+            clock,
+            source: Some(shaking.join().unwrap()),
+            sink: Some(sink),
+            from,
+            to,
+            source_events: Vec::new(),
+            sink_events: Vec::new(),
+        }
+    }
+
+    /// Virtual time goes on.
+    pub(crate) fn pass(&self, time: Nanos) {
+        self.clock.advance_to(self.clock.now() + time);
+    }
+
+    /// Half a lease goes by, and the sink's renewal arrives, unless the transfer ends first.
+    pub(crate) fn pass_half_a_lease(&mut self) {
+        self.pass(Nanos(LEASE.0 / 2));
+        let renewed = Some(self.clock.now() + LEASE);
+        self.until("renewal", |e| {
+            let deadline = e.source.as_ref().and_then(|s| s.next_deadline());
+            deadline == renewed || e.failed().is_some()
+        });
+    }
+
+    pub(crate) fn step_source(&mut self) {
+        if let Some(source) = &mut self.source {
+            self.source_events
+                .extend(source.step(Duration::from_millis(1)));
+        }
+    }
+
+    pub(crate) fn step_sink(&mut self) {
+        if let Some(sink) = &mut self.sink {
+            self.sink_events.extend(sink.step(Duration::from_millis(1)));
+        }
+    }
+
+    /// Steps both sides until `done`. A step without news waits a millisecond at least, so the
+    /// bound is minutes and only ends a hang.
+    pub(crate) fn until(&mut self, what: &str, done: impl Fn(&Engines) -> bool) {
+        for _ in 0..60_000 {
+            if done(self) {
+                return;
+            }
+            self.step_source();
+            self.step_sink();
+        }
+        panic!(
+            "no {what}: {:?}, {:?}",
+            self.source_events, self.sink_events
+        );
+    }
+
+    pub(crate) fn source(&mut self) -> &mut SourceAgent {
+        self.source.as_mut().expect("a living source")
+    }
+
+    pub(crate) fn sink(&mut self) -> &mut SinkAgent {
+        self.sink.as_mut().expect("a living sink")
+    }
+
+    pub(crate) fn offered(&self) -> bool {
+        let offer = |event: &SinkEvent| matches!(event, SinkEvent::Reserve(_));
+        self.sink_events.iter().any(offer)
+    }
+
+    pub(crate) fn started(&self) -> bool {
+        let start = |event: &SinkEvent| matches!(event, SinkEvent::Started { .. });
+        self.sink_events.iter().any(start)
+    }
+
+    pub(crate) fn failed(&self) -> Option<pb_transfer::Cause> {
+        self.sink_events.iter().find_map(|event| match event {
+            SinkEvent::Failed { cause, .. } => Some(*cause),
+            _ => None,
+        })
+    }
+
+    pub(crate) fn freed(&self) -> Option<pb_transfer::Ended> {
+        self.source_events.iter().find_map(|event| match event {
+            SourceEvent::Freed { ended, .. } => Some(*ended),
+            _ => None,
+        })
+    }
+}
+
+pub(crate) fn lend(tokens: u64, blocks: &[u32], mode: Mode, granularity: Granularity) -> Lend {
+    Lend {
+        request: RequestId(7),
+        tokens,
+        blocks: blocks.iter().copied().map(BlockId).collect(),
+        mode,
+        granularity,
+    }
+}
