@@ -5,13 +5,47 @@
 //!
 //! - [`agree`] compares the two engines field by field and refuses what cannot be bridged;
 //!   [`Relayout`] bridges block size, element type and degree of tensor parallelism.
-//! - [`Source`] and [`Sink`] are state machines without clock, thread or socket: who owns the blocks
-//!   when, what is sent, what is believed, when decode may start.
-//! - A [`Transport`] moves bytes: within a process, through shared memory, over TCP. [`SourceAgent`]
-//!   and [`SinkAgent`] drive machine and transport together.
+//! - [`Source`] and [`Sink`] are state machines without clock, thread or socket: who owns the
+//!   blocks when, what is sent, what is believed, when decode may start.
+//! - A [`Transport`] moves bytes: within a process, through shared memory, over TCP.
+//!   [`SourceAgent`] and [`SinkAgent`] drive machine and transport together.
 //! - [`Region`] says where blocks lie in a [`Memory`], and merges neighbours.
+//!
+//! ```
+//! use pb_contract::{BlockId, Nanos, RequestId};
+//! use pb_transfer::{
+//!     Defect, Granularity, Lend, Message, Mode, Order, Source, SourceAction, SourceConfig,
+//! };
+//!
+//! let config = SourceConfig {
+//!     layers: 2,
+//!     order: Order::BlockMajor,
+//!     lease: Nanos::from_secs(1),
+//!     frame_cells: 64,
+//!     frames_in_flight: 4,
+//!     defect: Defect::None,
+//! };
+//! let mut source = Source::new(config, 1);
+//! let lend = Lend {
+//!     request: RequestId(7),
+//!     tokens: 16,
+//!     blocks: vec![BlockId(3)],
+//!     mode: Mode::Pull,
+//!     granularity: Granularity::Bulk,
+//! };
+//! source.lend(Nanos::ZERO, lend);
+//! let offer = source.next_action();
+//! assert!(matches!(offer, Some(SourceAction::Send(Message::Offer(_)))));
+//! // Nobody answers: the lease ends, and the block is the pool's again.
+//! source.tick(Nanos::from_secs(1));
+//! let abort = source.next_action();
+//! assert!(matches!(abort, Some(SourceAction::Send(Message::Abort { .. }))));
+//! let Some(SourceAction::Free { blocks, .. }) = source.next_action() else { panic!() };
+//! assert_eq!(blocks, [BlockId(3)]);
+//! ```
 
 mod agent;
+mod assembly;
 mod cells;
 mod codec;
 mod convert;
@@ -29,6 +63,7 @@ mod transport;
 pub use agent::{
     AgentError, SinkAgent, SinkEvent, SinkOptions, SourceAgent, SourceEvent, SourceOptions,
 };
+pub use assembly::{Assembled, Assembly};
 pub use cells::{CellSet, Order, Span};
 pub use convert::{Conversion, needed};
 pub use frame::{

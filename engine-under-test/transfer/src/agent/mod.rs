@@ -1,8 +1,8 @@
 //! The shells: a state machine, a transport and the memory that the blocks lie in.
 //!
 //! An agent is driven by its owner's thread: `step` waits for the peer for a while, does what is to
-//! be done and tells what happened. A dead connection is an event, not an error: the leases end, and
-//! every request has its outcome.
+//! be done and tells what happened. A dead connection is an event, not an error: the leases end,
+//! and every request has its outcome.
 
 mod sink;
 mod source;

@@ -45,7 +45,7 @@ pub enum SinkEvent {
     /// Find room for the request and call [`SinkAgent::reserved`], now or later.
     Reserve(Offer),
     /// All of this rank pair's KV is in the blocks. A rank with several legs may decode when each
-    /// of them has started, see [`Agreement::sink_legs`].
+    /// of them has started, see [`crate::Assembly`] and [`Agreement::sink_legs`].
     Started {
         /// The transfer.
         id: TransferId,

@@ -2,8 +2,8 @@
 //!
 //! Each side makes a sealed memory file of slots and passes it to the other. Cells are written into
 //! a free slot and a message says which; the receiver reads it and gives it back. The file is read
-//! and written, not mapped: a mapping would save a copy on each side, but needs `unsafe`, and a peer
-//! that shrinks the file would kill the process with a signal instead of an error.
+//! and written, not mapped: a mapping would save a copy on each side, but needs `unsafe`, and a
+//! peer that shrinks the file would kill the process with a signal instead of an error.
 
 use std::collections::BTreeMap;
 use std::fs::File;

@@ -250,8 +250,10 @@ fn run_sink((mut agent, pool): (SinkAgent, Pool)) -> Result<(), Cause> {
         for event in agent.step(Duration::from_millis(50)) {
             match event {
                 SinkEvent::Reserve(offer) => {
-                    assert!(agent.reserved(offer.id, (10..15).map(BlockId).collect()));
-                    println!("reserved");
+                    // Not taken: the source was killed right after its offer.
+                    if agent.reserved(offer.id, (10..15).map(BlockId).collect()) {
+                        println!("reserved");
+                    }
                 }
                 SinkEvent::Started { blocks, .. } => {
                     for (i, layer) in (0..5).flat_map(|i| [(i, 0), (i, 1)]) {
