@@ -77,7 +77,7 @@ impl Peer {
     }
 }
 
-/// Which differences a sink bridges. The default is none.
+/// Which differences a side lets the re-layout bridge. The default is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Allow {
     /// Blocks of another size.
@@ -313,7 +313,7 @@ fn scales_row(source: &Peer, sink: &Peer, allow: Conversion) -> Row {
     row
 }
 
-/// Compares a source rank with a sink rank. Both sides call it and get the same answer.
+/// Compares a source rank with a sink rank. Both sides call it, each with what it allows.
 ///
 /// # Errors
 /// [`Refusal`]: the first field that differs and is not allowed to.
