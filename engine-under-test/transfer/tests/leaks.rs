@@ -49,10 +49,10 @@ fn connections_that_fail_leave_no_descriptor_and_no_thread() {
     let mut listener = TcpTransportListener::bind(any, PATIENCE, Arc::clone(&clock)).unwrap();
     let to = listener.address().unwrap();
     let mut shm_listener = ShmListener::bind(&path, shm, Arc::clone(&clock)).unwrap();
-    let refusing = std::net::TcpListener::bind(any)
-        .unwrap()
-        .local_addr()
-        .unwrap();
+    // The port of a client: it is taken, so nobody else can come to listen there.
+    let idle = std::net::TcpListener::bind(any).unwrap();
+    let client = TcpStream::connect(idle.local_addr().unwrap()).unwrap();
+    let refusing = client.local_addr().unwrap();
     let before = [count("fd"), count("task")];
     for cycle in 0..CYCLES {
         // Nobody listens.
