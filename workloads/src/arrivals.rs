@@ -12,6 +12,9 @@ use crate::error::WorkloadError;
 /// and what would be drawn is the rounding of the machine.
 pub const SHAPES: std::ops::RangeInclusive<f64> = 1e-3..=1e6;
 
+/// Largest scale of gaps in seconds: far beyond any run, and times any draw still a number.
+const MOST_SCALE_S: f64 = 1e280;
+
 /// What to write instead of another shape.
 pub(crate) const SHAPE_FIX: &str = "must be from 0.001 to 1e6; equal gaps are arrival constant";
 
@@ -82,9 +85,10 @@ impl Arrivals {
         match *self {
             Arrivals::Poisson { rate_per_s } => at_s + stream.exponential(1.0 / rate_per_s),
             Arrivals::Gamma { rate_per_s, shape } => {
-                // Of extreme rates no scale is left, which must be above nothing.
+                // Of extreme rates no scale is left, which must be above nothing, and times a
+                // draw it must stay a number: infinity times a draw of zero is none.
                 let scale = 1.0 / (rate_per_s * shape);
-                at_s + stream.gamma(shape, scale.clamp(f64::MIN_POSITIVE, f64::MAX))
+                at_s + stream.gamma(shape, scale.clamp(f64::MIN_POSITIVE, MOST_SCALE_S))
             }
             // A multiple, not a sum, so that a million gaps do not add up a million roundings.
             Arrivals::Constant { rate_per_s } => (index + 1) as f64 / rate_per_s,
@@ -191,6 +195,20 @@ mod tests {
                 &mut Stream::new(1, "a"),
             );
             assert!(result.is_err(), "{rate_per_s}");
+        }
+    }
+
+    /// Infinity times a draw of zero was no number, and the arrival after it came first.
+    #[test]
+    fn arrivals_of_the_lowest_rate_ascend() {
+        let arrivals = Arrivals::Gamma {
+            rate_per_s: f64::MIN_POSITIVE,
+            shape: 1e-3,
+        };
+        for seed in (0..2_000).chain([2_739_107_855_862_976_096]) {
+            let mut stream = Stream::new(seed, "arrivals");
+            let offsets = arrivals.offsets(Nanos::from_secs(3_600), 50, &mut stream);
+            assert!(offsets.unwrap().is_sorted(), "seed {seed}");
         }
     }
 

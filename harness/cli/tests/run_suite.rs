@@ -131,7 +131,7 @@ fn cells(document: &Value) -> &Vec<Value> {
 
 #[test]
 fn a_planted_slowdown_is_found_in_matched_blocks() {
-    let scratch = Scratch::new(&suite("planted", 4, 400, WORSE));
+    let scratch = Scratch::new(&suite("slowdown-suite", 4, 400, WORSE));
     let (document, code) = scratch.json(&[]);
     assert_eq!(document["state"], "complete");
     assert_eq!(cells(&document).len(), 8);
@@ -171,7 +171,7 @@ fn a_planted_slowdown_is_found_in_matched_blocks() {
         other => panic!("{other:?}: {one}"),
     }
     is_a_run_directory(&scratch, &cells(&document)[0]);
-    assert_eq!(processes("--model planted"), 0, "a server is left");
+    assert_eq!(processes("--model slowdown-suite"), 0, "a server is left");
     says_the_same_again(&scratch, code);
 }
 
@@ -439,4 +439,34 @@ fn the_server_may_live_for_a_block_of_several_loads() {
             .parse::<u64>();
         assert_eq!(document["counts"]["offered"].as_u64(), asked.ok());
     }
+}
+
+#[test]
+fn a_block_with_a_void_cell_is_run_again_as_a_whole() {
+    let scratch = Scratch::new(&suite("retried", 2, 10, ""));
+    let (before, _) = scratch.json(&[]);
+    assert_eq!(before["state"], "complete");
+    // A row of the second block is lost: its cell is void.
+    let rows = scratch.out.join("cells/block-001/quick/requests.csv");
+    let text = std::fs::read_to_string(&rows).expect("rows");
+    let some: Vec<&str> = text.lines().take(4).collect();
+    std::fs::write(&rows, some.join("\n") + "\n").expect("written");
+    let output = scratch.run(&[]);
+    assert!(
+        stderr(&output).contains("--retry-void"),
+        "{}",
+        stderr(&output)
+    );
+    let kept = |block: usize, arm: &str| {
+        let dir = scratch.out.join(format!("cells/block-{block:03}"));
+        dir.join(format!("{arm}~1")).exists()
+    };
+    assert!(!kept(1, "quick"), "void cells are kept unless asked for");
+    scratch.run(&["--retry-void"]);
+    // The first block too, if the machine made one of its cells void.
+    let void = |cell: &Value| cell["block"] == 0 && cell["valid"] != true;
+    let first = cells(&before).iter().any(void);
+    let again = [(0, "quick"), (0, "slow"), (1, "quick"), (1, "slow")].map(|(b, a)| kept(b, a));
+    assert_eq!(again, [first, first, true, true]);
+    assert_eq!(scratch.complete().len(), 4);
 }

@@ -19,7 +19,10 @@ pub enum RecordError {
     #[error("{0} already holds a run: choose another directory or remove it")]
     Exists(PathBuf),
     /// The directory holds no run.
-    #[error("{0} holds no manifest.json: it is not a run directory")]
+    #[error(
+        "{0} holds no manifest.json: it is not a run directory (of a suite's directory name a run \
+         under cells; `run` again prints the verdicts)"
+    )]
     NotARun(PathBuf),
     /// A JSON file does not say what it should.
     #[error("{path}: {reason}")]

@@ -15,8 +15,8 @@ fn level(text: &str) -> Result<f64, String> {
 /// Parses a relative margin.
 fn margin(text: &str) -> Result<f64, String> {
     match text.parse() {
-        Ok(margin) if (0.0..=10.0).contains(&margin) => Ok(margin),
-        _ => Err("must be from 0 to 10, as in 0.03 for 3 %".into()),
+        Ok(margin) if (0.0..=1.0).contains(&margin) => Ok(margin),
+        _ => Err("must be a share from 0 to 1, as in 0.03 for 3 %".into()),
     }
 }
 
@@ -61,7 +61,7 @@ pub(crate) struct CompareArgs {
     #[arg(long, default_value = "0.05", value_parser = level, allow_negative_numbers = true)]
     pub(crate) alpha: f64,
     /// Fewest blocks for a claim.
-    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(2..=10_000))]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(3..=10_000))]
     pub(crate) min_blocks: u64,
     /// Differences between the arms that are wanted: schedule, prompts, load, cache, model,
     /// machine, tool, server, rules; `version` is tool and server.

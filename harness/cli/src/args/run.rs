@@ -10,6 +10,7 @@ use clap::Args;
   prefillbench run workloads/suites/own_chunk_size.toml --dry-run
   prefillbench run workloads/suites/own_chunk_size.toml --out results/chunk-size
   prefillbench run SUITE.toml --out DIR            again: finished cells are not repeated
+  prefillbench run SUITE.toml --out DIR --retry-void        again what was not valid
   prefillbench run SUITE.toml --out DIR --only '0/*' --only '*/budget=32'
 
 A suite has arms (servers), conditions (loads) and blocks. In each block every arm runs the same
@@ -33,6 +34,10 @@ pub(crate) struct RunArgs {
     /// be repeated.
     #[arg(long, value_name = "BLOCK/ARM")]
     pub(crate) only: Vec<String>,
+    /// Run the blocks that hold a cell that is not valid again, with all their cells: the two of a
+    /// pair must be of one time. What was measured before is kept beside.
+    #[arg(long)]
+    pub(crate) retry_void: bool,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,

@@ -18,8 +18,8 @@ use crate::{console, output};
 
 /// Where a GitHub job collects its summary.
 const GITHUB_SUMMARY: &str = "GITHUB_STEP_SUMMARY";
-/// Exit code of a proposal from a rig that favours one run of a pair.
-const EXIT_BIASED: u8 = 3;
+/// Exit code of a proposal from a rig that favours one run of a pair or hides every slowdown.
+const EXIT_UNFIT: u8 = 3;
 /// Largest file that is read as a policy or as the result of a validation, in bytes.
 const MOST_BYTES: u64 = 64 << 20;
 
@@ -119,12 +119,20 @@ fn propose(args: &GateInitArgs) -> Result<ExitCode> {
         }
         None => output::line(text.trim_end())?,
     }
-    if proposal.biased.is_empty() {
-        return Ok(ExitCode::SUCCESS);
+    if proposal.is_blind() {
+        console::say(
+            "warning: every time and rate was too noisy for a rule: the policy passes any slowdown",
+        );
     }
-    console::say(format!(
-        "warning: the A/A pairs differ in one direction in {}: the rig favours one run of a pair",
-        proposal.biased.join(", ")
-    ));
-    Ok(ExitCode::from(EXIT_BIASED))
+    if !proposal.biased.is_empty() {
+        console::say(format!(
+            "warning: the A/A pairs differ in one direction in {}: the rig favours one run of a \
+             pair",
+            proposal.biased.join(", ")
+        ));
+    }
+    Ok(match proposal.is_blind() || !proposal.biased.is_empty() {
+        true => ExitCode::from(EXIT_UNFIT),
+        false => ExitCode::SUCCESS,
+    })
 }

@@ -102,6 +102,7 @@ fn describe(aspect: Aspect, manifest: &RunManifest, document: &Document) -> Stri
             let mut asked = document.load.asked.clone();
             // These became so; they were not asked for.
             asked.connections = None;
+            asked.lag_limit_ms = None;
             listed(&json!(asked))
         }
         Aspect::Cache => document.cache.state.clone(),

@@ -16,6 +16,8 @@ use crate::run::DRIVER_LAG_SHARE;
 pub const SCHEMA_VERSION: u32 = 1;
 /// Blocks beyond which a plan is no plan.
 const MOST_BLOCKS: usize = 10_000;
+/// The metric that is the same wherever servers are healthy.
+const SUCCESS_RATE: &str = "success_rate";
 /// Samples below which a p99 is the largest value.
 const P99_SAMPLES: u64 = 100;
 
@@ -371,11 +373,19 @@ fn outcome(report: &AbReport) -> Outcome {
     if !report.void.is_empty() {
         return Outcome::Void;
     }
-    let open = |verdict: &&MetricVerdict| verdict.claim == Claim::Inconclusive;
-    let mut primary = report.metrics.iter().filter(|m| m.spec.primary);
-    match primary.all(|verdict| open(&verdict)) {
-        true => Outcome::Inconclusive,
-        false => Outcome::Answered,
+    let primary = || report.metrics.iter().filter(|m| m.spec.primary);
+    // On healthy servers the success rate is always the same: that answers only those who asked
+    // for nothing else.
+    let is_success = |verdict: &MetricVerdict| verdict.spec.name == SUCCESS_RATE;
+    let only_success = primary().all(is_success);
+    let answers = |verdict: &MetricVerdict| match verdict.claim {
+        Claim::Inconclusive | Claim::Void => false,
+        Claim::Equivalent => only_success || !is_success(verdict),
+        Claim::Better | Claim::Worse => true,
+    };
+    match primary().any(answers) {
+        true => Outcome::Answered,
+        false => Outcome::Inconclusive,
     }
 }
 

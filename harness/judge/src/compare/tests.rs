@@ -42,6 +42,25 @@ fn longer_gaps_are_worse_and_nothing_else_is() {
     assert_eq!(found.notes, Vec::<String>::new());
 }
 
+/// Nobody asks for a comparison to hear that both servers answered.
+#[test]
+fn an_equal_success_rate_alone_answers_nothing() {
+    let rig = Rig {
+        run_sd: 0.5,
+        ..Rig::default()
+    };
+    let (a, b) = arms(rig, 3, 1.0, 1.0, &mut SplitMix64::new(5));
+    let found = compare(&a, &b, &rules()).unwrap();
+    assert_eq!(claim(&found, "success_rate"), Claim::Equivalent);
+    assert_eq!(found.outcome, Outcome::Inconclusive, "{}", found.sentence);
+    let only = CompareRules {
+        primary: vec!["success_rate".to_owned()],
+        ..rules()
+    };
+    let found = compare(&a, &b, &only).unwrap();
+    assert_eq!(found.outcome, Outcome::Answered, "{}", found.sentence);
+}
+
 #[test]
 fn row_81_one_pair_of_runs_decides_nothing() {
     let (mut a, mut b) = slower_gaps();

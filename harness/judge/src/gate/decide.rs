@@ -387,7 +387,8 @@ fn sentence(outcome: GateOutcome, rules: &[RuleResult], void: &[String], runs: u
             .map_or_else(String::new, |rule| format!("{}: {}", rule.rule, rule.why));
         match found.len() {
             0 | 1 => first,
-            n => format!("{first} (and {} more)", n - 1),
+            2 => format!("{first} (and 1 more rule)"),
+            n => format!("{first} (and {} more rules)", n - 1),
         }
     };
     let detail = match outcome {

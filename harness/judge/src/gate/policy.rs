@@ -292,17 +292,11 @@ impl Reader<'_> {
                 return Err(self.wrong(&one.metric, what));
             }
             let margin = *one.margin.get_ref();
-            let (most, words) = match metric.is_ratio() {
-                true => (
-                    10.0,
-                    "a relative change, as 0.05 for 5 %, above 0 and at most 10",
-                ),
-                false => (
-                    1.0,
-                    "points of a share, as 0.01 for one point, above 0 and at most 1",
-                ),
+            let words = match metric.is_ratio() {
+                true => "a relative change, as 0.05 for 5 %, above 0 and at most 1",
+                false => "points of a share, as 0.01 for one point, above 0 and at most 1",
             };
-            if !(margin > 0.0 && margin <= most) {
+            if !(margin > 0.0 && margin <= 1.0) {
                 let what = format!(
                     "change.margin = {margin} of {}: must be {words}",
                     metric.name

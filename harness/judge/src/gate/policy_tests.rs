@@ -56,7 +56,7 @@ fn a_policy_is_read_as_it_is_written() {
 #[test]
 fn what_is_no_policy_is_refused_with_its_line() {
     // What is replaced, by what, and what the message must have.
-    let cases: [(&str, &str, &[&str]); 15] = [
+    let cases: [(&str, &str, &[&str]); 16] = [
         ("schema = 1", "schema = 2", &["line 2", "schema = 2"]),
         ("schema = 1", "", &["schema"]),
         (
@@ -89,6 +89,11 @@ fn what_is_no_policy_is_refused_with_its_line() {
             "margin = 0.05",
             "margin = 0",
             &["line 25", "margin = 0 of itl_p99", "0.05 for 5 %"],
+        ),
+        (
+            "margin = 0.05",
+            "margin = 5",
+            &["line 25", "margin = 5 of itl_p99", "0.05 for 5 %"],
         ),
         ("margin = 0.05", "margin = \"5 %\"", &["margin"]),
         ("name = \"nightly\"", "name = ", &["line 3"]),

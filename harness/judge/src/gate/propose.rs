@@ -47,6 +47,10 @@ pub fn policy_text(proposal: &Proposal) -> String {
         ));
         line("# the second run of a pair (order, cache, drift); no gate on it is to be trusted.");
     }
+    if proposal.is_blind() {
+        line("# WARNING: every time and rate was too noisy for a rule: this policy passes any");
+        line("# slowdown. Free the machine, run longer, or give a rule of your own.");
+    }
     line("");
     line(&format!("schema = {POLICY_SCHEMA}"));
     line("name = \"gate\"");
@@ -119,7 +123,7 @@ fn change(floor: &Floor, proposal: &Proposal, line: &mut impl FnMut(&str)) {
             ));
         }
     }
-    let noisy = floor.margin > TOO_NOISY;
+    let noisy = floor.is_too_noisy();
     if let Some(fails_at) = floor.fails_at.filter(|_| !noisy) {
         let worse = match metric.direction {
             Direction::LowerIsBetter => "above",
@@ -139,7 +143,21 @@ fn change(floor: &Floor, proposal: &Proposal, line: &mut impl FnMut(&str)) {
     line(&format!("{mark}margin = {}", round(floor.margin)));
 }
 
+impl Proposal {
+    /// Whether every time and every rate was too noisy for a rule, so that a gate by this policy
+    /// sees no slowdown at all.
+    pub fn is_blind(&self) -> bool {
+        let mut ratios = self.floors.iter().filter(|floor| floor.metric.is_ratio());
+        ratios.all(Floor::is_too_noisy)
+    }
+}
+
 impl Floor {
+    /// Whether it is left out of the policy.
+    fn is_too_noisy(&self) -> bool {
+        self.margin > TOO_NOISY
+    }
+
     /// A change in the bad direction as a share of the baseline: rates shrink where times grow.
     fn fails_at_words(&self, change: f64) -> f64 {
         match (self.metric.is_ratio(), self.metric.direction) {

@@ -116,6 +116,26 @@ fn a_rig_that_favours_one_run_of_a_pair_is_named() {
     assert!(policy_text(&proposal).contains("# WARNING: itl_p50"));
 }
 
+/// Where runs differ by more than half, no rule on a time is left, and what is left passes any
+/// slowdown: the proposal must say so.
+#[test]
+fn a_rig_that_hides_every_slowdown_is_named() {
+    for (run_sd, blind) in [(1.0, true), (0.02, false)] {
+        let rig = Rig { run_sd, ..RIG };
+        let (mut runs, second) = arms(rig, 4, 1.0, 1.0, &mut SplitMix64::new(11));
+        runs.extend(second);
+        let proposal = floors(&runs, &InitOptions::default()).unwrap();
+        let policy = Policy::parse(&policy_text(&proposal)).unwrap();
+        let times = policy.changes.iter().filter(|c| c.metric.is_ratio());
+        assert_eq!(times.count() == 0, blind, "run_sd {run_sd}");
+        assert_eq!(proposal.is_blind(), blind, "run_sd {run_sd}");
+        assert_eq!(
+            policy_text(&proposal).contains("this policy passes any"),
+            blind
+        );
+    }
+}
+
 #[test]
 fn too_few_repeats_and_bad_runs_have_no_floor() {
     let (mut runs, second) = arms(RIG, 2, 1.0, 1.0, &mut SplitMix64::new(1));

@@ -222,6 +222,14 @@ impl Document {
         out
     }
 
+    /// The flags that run what is not there or not valid yet; absent when all is.
+    pub(crate) fn way_on(&self) -> Option<&'static str> {
+        if self.cells.iter().any(|cell| cell.valid == Some(false)) {
+            return Some(" --retry-void");
+        }
+        (self.state != State::Complete).then_some("")
+    }
+
     fn comparison_lines(&self, out: &mut String) {
         if self.comparisons.is_empty() {
             let _ = writeln!(out, "no hypothesis, so nothing is compared");

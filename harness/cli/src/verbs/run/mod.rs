@@ -43,7 +43,7 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let dir = paths::new_run_dir(args.out.as_deref(), &plan.suite.name)?;
     let store = Store::open(&dir, &plan)?;
     let interrupt = Interrupt::install()?;
-    let mut runner = Runner::new(plan, store, loads, chosen, interrupt)?;
+    let mut runner = Runner::new(plan, store, loads, chosen, interrupt, args.retry_void)?;
     runner
         .progress
         .note(format!("directory of the suite: {}", dir.display()));
@@ -54,6 +54,12 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     };
     output::line(&text)?;
     console::say(told(&dir));
+    if let Some(way) = document.way_on() {
+        let (suite, dir) = (args.suite.display(), dir.display());
+        console::say(format!(
+            "to go on: prefillbench run {suite} --out {dir}{way}"
+        ));
+    }
     Ok(ExitCode::from(document.exit_code))
 }
 

@@ -1,6 +1,6 @@
 //! Runs the cells of a plan, one after the other.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::Result;
 use pb_contract::{Clock, Nanos, WallClock};
@@ -40,7 +40,8 @@ pub(crate) struct Runner {
 }
 
 impl Runner {
-    /// Of a plan, with the cells that an earlier run finished.
+    /// Of a plan, with the cells that an earlier run finished; with `retry_void` without the
+    /// blocks of which a cell is not valid.
     ///
     /// # Errors
     /// A cell that cannot be read.
@@ -50,12 +51,20 @@ impl Runner {
         loads: Vec<Load>,
         chosen: Vec<CellId>,
         interrupt: Interrupt,
+        retry_void: bool,
     ) -> Result<Runner> {
-        let mut done = BTreeMap::new();
+        let mut done: BTreeMap<CellId, Done> = BTreeMap::new();
         for cell in plan.chosen(&[])? {
             if let Some(finished) = store.done(&plan, cell)? {
                 done.insert(cell, finished);
             }
+        }
+        if retry_void {
+            let void = |(cell, finished): (&CellId, &Done)| {
+                (!finished.reasons().is_empty()).then_some(cell.block)
+            };
+            let again: BTreeSet<usize> = done.iter().filter_map(void).collect();
+            done.retain(|cell, _| !again.contains(&cell.block));
         }
         Ok(Runner {
             closed_at: vec![None; plan.suite.conditions.len()],

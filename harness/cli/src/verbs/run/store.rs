@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use pb_contract::Nanos;
-use pb_contract::manifest::{RunManifest, RunState};
+use pb_contract::manifest::RunState;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -218,9 +218,9 @@ impl Store {
         if !path.exists() {
             return Ok(None);
         }
-        let place = || format!("{}: no cell of a suite; move it away", path.display());
-        let file = serde_json::from_value(read_json(&path)?).with_context(place)?;
-        Ok(Some(file))
+        // A file that was cut off, as by a full disk, is of a cell that was not finished.
+        let text = std::fs::read(&path).with_context(|| format!("{}", path.display()))?;
+        Ok(serde_json::from_slice(&text).ok())
     }
 
     /// The cell, when it is finished: its run is whole and belongs to this suite.
@@ -236,13 +236,15 @@ impl Store {
             return Ok(None);
         }
         let dir = self.cell(plan, cell);
-        let manifest: RunManifest = serde_json::from_value(read_json(&dir.join("manifest.json"))?)
-            .with_context(|| format!("{}: manifest.json", dir.display()))?;
-        if manifest.state != RunState::Complete {
+        // Its numbers are made again from the rows, and files that disagree make it void.
+        let Ok(run) = pb_bench::files::read(&dir) else {
+            return Ok(None);
+        };
+        if run.manifest.state != RunState::Complete {
             return Ok(None);
         }
         Ok(Some(Done {
-            document: read_json(&dir.join(pb_bench::DOCUMENT_FILE))?,
+            document: serde_json::to_value(&run.document)?,
             wall_ns: file.wall_ns,
         }))
     }

@@ -60,8 +60,15 @@ pub(crate) fn comparisons(
         let key = |part: &str| format!("hypothesis {}: {part}", i + 1);
         let metric = Metric::parse(&key("metric"), &written.metric)?;
         let margin = written.margin.unwrap_or(metric.usual_margin());
-        if !(margin.is_finite() && margin >= 0.0) {
-            bail!("{} = {margin}: give a number of at least 0", key("margin"));
+        if !(0.0..=metric.most_margin()).contains(&margin) {
+            bail!(
+                "{} = {margin}: give a number from 0 to {}",
+                key("margin"),
+                match metric.most_margin() {
+                    f64::MAX => "any count".to_owned(),
+                    most => format!("{most}, as 0.03 for 3 %"),
+                }
+            );
         }
         let baseline = Selector::parse(&key("baseline"), &written.baseline, &of_arms)?;
         let candidate = Selector::parse(&key("candidate"), &written.candidate, &of_arms)?;

@@ -125,6 +125,14 @@ impl Metric {
         }
     }
 
+    /// Largest margin that is no slip: of a ratio 1, which is twice as much; of a count any.
+    pub(crate) fn most_margin(&self) -> f64 {
+        match self.scale {
+            Scale::Difference if self.path == ["stalls", "count"] => f64::MAX,
+            Scale::Ratio | Scale::Difference => 1.0,
+        }
+    }
+
     /// Whether the figure of this name is a share, 0 to 1.
     pub(crate) fn is_share(name: &str) -> bool {
         name.ends_with("share") || name.ends_with("_rate")

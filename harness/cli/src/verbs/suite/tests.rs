@@ -339,6 +339,11 @@ const NO_SENSE: &[Mistake] = &[
         &["hypothesis 1", "alike"],
     ),
     ("margin = 0.1", "margin = -1", &["hypothesis 2: margin"]),
+    (
+        "margin = 0.1",
+        "margin = 3",
+        &["hypothesis 2: margin = 3", "0.03 for 3 %"],
+    ),
     ("margin = 0.1", "expect = \"more\"", &["more", "lower"]),
 ];
 
