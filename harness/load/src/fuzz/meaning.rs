@@ -6,6 +6,9 @@ use serde_json::Value;
 use crate::events::{StreamOutcome, StreamReading};
 use crate::sse::SseEvent;
 
+/// Characters of a finish reason that are kept, as docs/BENCH.md says; the rest is cut off.
+const REASON_CHARS: usize = 200;
+
 /// What a stream means, without instants and messages.
 #[derive(Debug, Default, PartialEq)]
 struct Meaning {
@@ -102,7 +105,7 @@ impl Count {
         }
         for choice in choices {
             if let Some(reason) = filled(&choice["finish_reason"]) {
-                meaning.finish = Some(reason.to_owned());
+                meaning.finish = Some(reason.chars().take(REASON_CHARS).collect());
             }
             meaning.text += text(choice).unwrap_or("");
         }
