@@ -294,14 +294,16 @@ fn a_limit_may_be_a_fraction_of_a_second() {
     })
     .expect("the server starts");
     let dir = tempfile::tempdir().expect("a directory");
-    let args = ["--timeout-first-token", "0.05", "--warmup", "0"];
-    let output = leak(&slow.base_url(), dir.path(), &args);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        stderr(&output).contains("every request failed"),
-        "{}",
-        stderr(&output)
-    );
+    for flag in ["--timeout-first-token", "--timeout-total"] {
+        let args = [flag, "0.05", "--warmup", "0"];
+        let output = leak(&slow.base_url(), &dir.path().join(flag), &args);
+        assert_eq!(output.status.code(), Some(2), "{flag}");
+        let message = stderr(&output);
+        assert!(
+            message.contains("every request failed"),
+            "{flag}: {message}"
+        );
+    }
 }
 
 /// The rows that were there are kept, and nothing is concluded from a part of the design.

@@ -103,6 +103,15 @@ impl fmt::Debug for Secrets {
 /// meaning (Go), and all of that.
 const ESCAPED: [&str; 4] = ["", "/", "<>&", "/<>&'"];
 
+/// Each character by its number, as writers do that trust none: in JSON and in HTML.
+const EVERY_CHAR: [fn(u32) -> String; 5] = [
+    |code| format!("\\u{code:04x}"),
+    |code| format!("\\u{code:04X}"),
+    |code| format!("&#{code};"),
+    |code| format!("&#x{code:x};"),
+    |code| format!("&#x{code:X};"),
+];
+
 /// The ways in which servers write a text.
 fn spellings_of(text: &str) -> Vec<String> {
     let mut all = vec![text.to_owned(), html(text)];
@@ -114,6 +123,9 @@ fn spellings_of(text: &str) -> Vec<String> {
     for safe in ["", "/"] {
         all.push(percent(text, safe, false));
         all.push(percent(text, safe, true));
+    }
+    for every in EVERY_CHAR {
+        all.push(text.chars().map(|c| every(c as u32)).collect());
     }
     all
 }
@@ -162,6 +174,21 @@ mod tests {
     /// A key with all that any spelling changes.
     const KEY: &str = "sk-\"a\\b/c+d=&<e>'f g";
 
+    const NUMBERED: [&str; 3] = [
+        concat!(
+            r"\u0073\u006b\u002d\u0022\u0061\u005c\u0062\u002f\u0063\u002b",
+            r"\u0064\u003d\u0026\u003c\u0065\u003e\u0027\u0066\u0020\u0067",
+        ),
+        concat!(
+            r"\u0073\u006B\u002D\u0022\u0061\u005C\u0062\u002F\u0063\u002B",
+            r"\u0064\u003D\u0026\u003C\u0065\u003E\u0027\u0066\u0020\u0067",
+        ),
+        concat!(
+            r"&#x73;&#x6B;&#x2D;&#x22;&#x61;&#x5C;&#x62;&#x2F;&#x63;&#x2B;",
+            r"&#x64;&#x3D;&#x26;&#x3C;&#x65;&#x3E;&#x27;&#x66;&#x20;&#x67;",
+        ),
+    ];
+
     #[test]
     fn a_key_is_found_in_every_usual_spelling() {
         let secrets = Secrets::default().with_key(KEY);
@@ -177,6 +204,10 @@ mod tests {
             "key sk-%22a%5Cb/c%2Bd%3D%26%3Ce%3E%27f%20g.".to_owned(),
             "key sk-%22a%5cb%2fc%2bd%3d%26%3ce%3e%27f%20g.".to_owned(),
             "key sk-&quot;a\\b/c+d=&amp;&lt;e&gt;&#39;f g.".to_owned(),
+            // Every character by its number; made by Python's ord.
+            format!("key {}.", NUMBERED[0]),
+            format!("key {}.", NUMBERED[1]),
+            format!("key {}.", NUMBERED[2]),
         ] {
             let hidden = secrets.hide(&text);
             assert!(hidden.contains(HIDDEN), "{text}: {hidden}");

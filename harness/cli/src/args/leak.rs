@@ -78,6 +78,12 @@ pub(crate) struct LeakArgs {
     /// Longest wait for a first token.
     #[arg(long, value_name = "SECONDS", default_value = "60", value_parser = seconds)]
     pub(crate) timeout_first_token: f64,
+    /// Longest wait for a connection.
+    #[arg(long, value_name = "SECONDS", default_value = "30", value_parser = seconds)]
+    pub(crate) timeout_connect: f64,
+    /// Longest time of a request from its intended arrival on.
+    #[arg(long, value_name = "SECONDS", default_value = "600", value_parser = seconds)]
+    pub(crate) timeout_total: f64,
     /// Seed of the prompts and of the order.
     #[arg(long, default_value = "1", value_parser = seed)]
     pub(crate) seed: u64,

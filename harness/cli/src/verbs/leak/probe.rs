@@ -45,7 +45,9 @@ impl<'a> Prober<'a> {
             maker,
             writer,
             limits: Limits {
+                connect_ns: Nanos::from_secs_f64(args.timeout_connect),
                 first_token_ns: Nanos::from_secs_f64(args.timeout_first_token),
+                total_ns: Nanos::from_secs_f64(args.timeout_total),
                 ..Limits::default()
             },
             warmup: args.warmup,
