@@ -43,6 +43,7 @@ fn gate(dir: &Path, change: impl Fn(Made) -> Made, more: &[&str]) -> Output {
     let lists = [("--baseline", &a[..]), ("--candidate", &b[..])];
     prefillbench(&words(&start, &lists))
         .env_remove("GITHUB_STEP_SUMMARY")
+        .env_remove("GITHUB_OUTPUT")
         .output()
         .expect("the binary runs")
 }
@@ -83,6 +84,7 @@ fn gaps_a_fifth_longer_fail_with_a_report_for_the_job() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = |name: &str| dir.path().join(name).to_str().expect("UTF-8").to_owned();
     let (junit, summary, github) = (file("gate.xml"), file("gate.md"), file("github.md"));
+    let outputs = file("github.txt");
     std::fs::write(&github, "before\n").expect("written");
     let (a, b) = arms(dir.path(), 4, |made| Made {
         itl_permille: 1200,
@@ -101,11 +103,15 @@ fn gaps_a_fifth_longer_fail_with_a_report_for_the_job() {
     let lists = [("--baseline", &a[..]), ("--candidate", &b[..])];
     let output = prefillbench(&words(&start, &lists))
         .env("GITHUB_STEP_SUMMARY", &github)
+        .env("GITHUB_OUTPUT", &outputs)
         .output()
         .expect("the binary runs");
     assert_eq!(output.status.code(), Some(1), "{}", stderr(&output));
     let text = stdout(&output);
-    assert!(text.starts_with("FAIL: ITL p99 not worse by 5 %"), "{text}");
+    assert!(
+        text.starts_with("FAIL: ITL p99 not worse by 5 %: worse by +"),
+        "{text}"
+    );
     assert!(
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"
@@ -114,6 +120,52 @@ fn gaps_a_fifth_longer_fail_with_a_report_for_the_job() {
     assert!(read(&junit).contains("tests=\"5\" failures=\"1\" errors=\"0\" skipped=\"0\""));
     assert!(read(&summary).starts_with("# Gate planted"));
     assert_eq!(read(&github), format!("before\n{}", read(&summary)));
+    assert_eq!(read(&outputs), "outcome=fail\n");
+    assert!(read(&junit).contains("worse by +"), "{}", read(&junit));
+}
+
+/// Reports go to files of their own: a policy, a link, a device and a run stay as they are.
+#[test]
+fn reports_overwrite_nothing_else() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (_, b) = arms(dir.path(), 3, |made| made);
+    let path = policy(
+        dir.path(),
+        "schema = 1\n[[limit]]\nmetric = \"ttft_p50\"\nmax = 400\n",
+    );
+    let link = dir.path().join("link.xml");
+    std::os::unix::fs::symlink(&path, &link).expect("a link");
+    let within = format!("{}/report.md", b[0]);
+    let before = std::fs::read(&path).expect("a policy");
+    for (flag, place, needle) in [
+        ("--summary", path.as_str(), "is read"),
+        ("--junit", link.to_str().expect("UTF-8"), "symbolic link"),
+        ("--junit", "/dev/null", "a device"),
+        ("--summary", &within, "within a run"),
+    ] {
+        let start = ["gate", "--policy", &path, flag, place];
+        let output = run(&words(&start, &[("--candidate", &b[..])]));
+        assert_eq!(output.status.code(), Some(2), "{place}");
+        assert!(
+            stderr(&output).contains(needle),
+            "{place}: {}",
+            stderr(&output)
+        );
+        assert_eq!(std::fs::read(&path).expect("a policy"), before);
+    }
+    // An earlier report is replaced.
+    let summary = dir.path().join("gate.md");
+    for _ in 0..2 {
+        let start = [
+            "gate",
+            "--policy",
+            &path,
+            "--summary",
+            summary.to_str().expect("UTF-8"),
+        ];
+        let output = run(&words(&start, &[("--candidate", &b[..])]));
+        assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    }
 }
 
 #[test]
@@ -289,8 +341,31 @@ fn outputs_come_from_validate() {
     let path = dir.path().join("outputs.json");
     let file = path.to_str().expect("UTF-8").to_owned();
     std::fs::write(&path, found.to_string()).expect("written");
-    let more = ["--json", "--validation", &file];
-    let result = document(&gate(&dir.path().join("one"), |made| made, &more));
+    let more = [
+        "--json",
+        "--validation",
+        &file,
+        "--allow-different",
+        "server",
+    ];
+    let own = |made| Made {
+        server: "own-engine 1".to_owned(),
+        ..made
+    };
+    // The runs say that they are of another model.
+    let result = document(&gate(&dir.path().join("other"), own, &more));
+    assert_ne!(states(&result)[1], "pass", "{result}");
+    let why = result["rules"][1]["why"].as_str().expect("a sentence");
+    assert!(
+        output.status.code() == Some(1) || why.contains("another model"),
+        "{why}"
+    );
+    assert_eq!(found["checked"]["model"], "synthetic-tiny");
+    found["checked"] = serde_json::json!({
+        "model": "m", "model_sha256": "", "tool_version": "1", "tool_rev": "",
+    });
+    std::fs::write(&path, found.to_string()).expect("written");
+    let result = document(&gate(&dir.path().join("one"), own, &more));
     // Two prompts may be too few for the statistics, as `validate` itself says by its exit code.
     let expected = match output.status.code() {
         Some(0) => "pass",
@@ -300,7 +375,7 @@ fn outputs_come_from_validate() {
     assert_eq!(states(&result)[1], expected, "{result}");
     found["faults"][0]["rejected"] = false.into();
     std::fs::write(&path, found.to_string()).expect("written");
-    let result = document(&gate(&dir.path().join("two"), |made| made, &more));
+    let result = document(&gate(&dir.path().join("two"), own, &more));
     assert_eq!(
         (states(&result)[1], &result["exit_code"]),
         ("fail", &1.into())

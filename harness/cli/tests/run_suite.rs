@@ -3,131 +3,14 @@
 #![cfg(unix)]
 
 mod common;
+mod suites;
 
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
-use common::{prefillbench, run, stderr, stdout};
+use common::{run, stderr, stdout};
 use serde_json::Value;
-
-/// A suite of two arms that are the ground-truth server. `marker` is the name of its model, by
-/// which its processes are found; `more` stands at the end.
-fn suite(marker: &str, blocks: usize, slow_ms: u32, more: &str) -> String {
-    let start = |ttft_ms: u32| {
-        format!(
-            "[\"{{program}}\", \"mock\", \"--port\", \"{{port}}\", \"--model\", \"{marker}\", \
-             \"--ttft-ms\", \"{ttft_ms}\", \"--itl-ms\", \"1\"]"
-        )
-    };
-    format!(
-        "schema = 2\nname = \"two\"\nquestion = \"Which is faster?\"\nreading = \"The first.\"\n\
-         [run]\nblocks = {blocks}\n\
-         [bench]\nrequest_rate = 40\nnum_prompts = 6\nrandom_input_len = 32\n\
-         random_output_len = 3\nno_calibration = true\nno_scrape = true\nseed = 3\n\
-         [arms.quick]\nstart = {}\n[arms.slow]\nstart = {}\n{more}",
-        start(5),
-        start(slow_ms)
-    )
-}
-
-const WORSE: &str = "[[hypothesis]]\nname = \"slow is slow\"\nmetric = \"service_ttft_ms.p50\"\n\
-                     baseline = \"quick\"\ncandidate = \"slow\"\nexpect = \"higher\"\n";
-
-/// A directory with the suite in it.
-struct Scratch {
-    dir: tempfile::TempDir,
-    out: PathBuf,
-}
-
-impl Scratch {
-    fn new(text: &str) -> Scratch {
-        let dir = tempfile::tempdir().expect("a directory");
-        let out = dir.path().join("out");
-        let scratch = Scratch { dir, out };
-        scratch.write(text);
-        scratch
-    }
-
-    fn write(&self, text: &str) {
-        std::fs::write(self.file(), text).expect("written");
-    }
-
-    fn file(&self) -> PathBuf {
-        self.dir.path().join("suite.toml")
-    }
-
-    fn args(&self, more: &[&str]) -> Vec<String> {
-        let file = self.file();
-        let words = [
-            "run",
-            file.to_str().unwrap(),
-            "--out",
-            self.out.to_str().unwrap(),
-        ];
-        words.iter().chain(more).map(ToString::to_string).collect()
-    }
-
-    fn run(&self, more: &[&str]) -> Output {
-        let args = self.args(more);
-        run(&args.iter().map(String::as_str).collect::<Vec<_>>())
-    }
-
-    fn start(&self) -> Child {
-        let args = self.args(&[]);
-        prefillbench(&[])
-            .args(args)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .expect("the binary runs")
-    }
-
-    fn json(&self, more: &[&str]) -> (Value, Option<i32>) {
-        let output = self.run(&[more, &["--json"]].concat());
-        let text = stdout(&output);
-        let document = serde_json::from_str(&text)
-            .unwrap_or_else(|error| panic!("{error}: {text}{}", stderr(&output)));
-        (document, output.status.code())
-    }
-
-    /// Cells whose file says that they are complete.
-    fn complete(&self) -> Vec<PathBuf> {
-        let mut found = Vec::new();
-        let block = |n: usize| self.out.join(format!("cells/block-{n:03}"));
-        for arm in (0..40).flat_map(|n| [block(n).join("quick"), block(n).join("slow")]) {
-            let text = std::fs::read_to_string(arm.join("cell.json")).unwrap_or_default();
-            if text.contains("\"complete\"") {
-                found.push(arm);
-            }
-        }
-        found
-    }
-}
-
-/// Processes whose command line mentions `needle`.
-fn processes(needle: &str) -> usize {
-    let entries = std::fs::read_dir("/proc").expect("a process list");
-    let line = |entry: std::fs::DirEntry| std::fs::read(entry.path().join("cmdline")).ok();
-    let lines = entries.filter_map(|entry| line(entry.ok()?));
-    let shown = lines.map(|line| String::from_utf8_lossy(&line).replace('\0', " "));
-    shown.filter(|line| line.contains(needle)).count()
-}
-
-/// Waits for `true`, for two minutes at most.
-fn wait_for(what: &str, mut holds: impl FnMut() -> bool) {
-    for _ in 0..2400 {
-        if holds() {
-            return;
-        }
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    panic!("{what} did not come within two minutes");
-}
-
-fn cells(document: &Value) -> &Vec<Value> {
-    document["cells"].as_array().expect("a list")
-}
+use suites::{Scratch, WORSE, cells, committed, processes, schema, suite, wait_for};
 
 #[test]
 fn a_planted_slowdown_is_found_in_matched_blocks() {
@@ -350,7 +233,23 @@ fn a_server_that_does_not_start_is_a_failed_cell_with_its_words() {
     );
     // After two starts that failed it is left alone.
     assert_eq!(state("slow", 1)["state"], "failed");
-    assert_eq!(state("slow", 2)["state"], "missing");
+    let missing = state("slow", 2);
+    assert_eq!(missing["state"], "missing");
+    let told = missing["reasons"].to_string();
+    assert!(told.contains("left alone"), "{told}");
+    // What does not fit the schema must be noticed, or that it fits says nothing.
+    for (place, value) in [
+        ("/cells/0/state", Value::from("done")),
+        ("/comparisons/0/verdict", Value::from("slower")),
+        ("/exit_code", Value::from(2)),
+    ] {
+        let mut changed = document.clone();
+        *changed.pointer_mut(place).expect(place) = value;
+        assert!(!schema::check(&committed(), &changed).is_empty(), "{place}");
+    }
+    if let Some(found) = schema::jsonschema(&committed(), &[document.clone()]) {
+        assert_eq!(found, [Vec::<String>::new()]);
+    }
     assert_eq!(document["comparisons"][0]["verdict"], "inconclusive");
 }
 

@@ -24,6 +24,9 @@ pub enum RecordError {
          under cells; `run` again prints the verdicts)"
     )]
     NotARun(PathBuf),
+    /// Something in a run directory that is no file: reading it might never end.
+    #[error("{0} is no file: a run directory holds files alone; take it out")]
+    NoFile(PathBuf),
     /// A JSON file does not say what it should.
     #[error("{path}: {reason}")]
     Json {

@@ -59,6 +59,7 @@ impl RunReader {
     /// No manifest, a manifest of an unknown version, or a whole row that does not parse: the
     /// message names file, line, column and value.
     pub fn open(dir: &Path) -> Result<RunData, RecordError> {
+        only_files(dir)?;
         let manifest = read_manifest(dir)?;
         let mut notes = Vec::new();
         let mut partial_lines = 0;
@@ -260,10 +261,57 @@ fn changed(dir: &Path, found: &Receipts) -> Vec<String> {
     left.iter().filter_map(differs).collect()
 }
 
+/// Refuses a run directory in which there is anything but files and directories: opening a pipe
+/// waits for a writer that never comes, and a device may have no end.
+///
+/// # Errors
+/// The first such entry. A directory that cannot be listed is the concern of whoever reads it.
+pub(crate) fn only_files(dir: &Path) -> Result<(), RecordError> {
+    let Ok(entries) = std::fs::read_dir(dir) else {
+        return match dir.metadata() {
+            Ok(found) if !found.is_dir() => Err(RecordError::NotARun(dir.to_owned())),
+            _ => Ok(()),
+        };
+    };
+    for path in entries.filter_map(|entry| Some(entry.ok()?.path())) {
+        // What a link leads to counts; a link to nothing is not there.
+        if path
+            .metadata()
+            .is_ok_and(|found| !found.is_file() && !found.is_dir())
+        {
+            return Err(RecordError::NoFile(path));
+        }
+    }
+    Ok(())
+}
+
 fn read_if_there(path: &Path) -> Result<Option<Vec<u8>>, RecordError> {
     match std::fs::read(path) {
         Ok(bytes) => Ok(Some(bytes)),
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(RecordError::io("read", path)(error)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn what_is_no_file_is_not_opened() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(only_files(dir.path()).is_ok());
+        std::fs::create_dir(dir.path().join("logs")).unwrap();
+        std::fs::write(dir.path().join("x.csv"), "").unwrap();
+        assert!(only_files(dir.path()).is_ok());
+        let place = dir.path().join("requests.csv");
+        let _socket = UnixListener::bind(&place).unwrap();
+        let error = RunReader::open(dir.path()).unwrap_err().to_string();
+        assert!(error.contains("requests.csv is no file"), "{error}");
+        // Named itself instead of a directory.
+        let error = RunReader::open(&place).unwrap_err();
+        assert!(matches!(error, RecordError::NotARun(_)), "{error}");
     }
 }

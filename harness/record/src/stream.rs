@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 use crate::check::{Fault, Findings, check_record, in_words};
 use crate::error::RecordError;
 use crate::lines::WholeLines;
-use crate::reader::read_manifest;
+use crate::reader::{only_files, read_manifest};
 use crate::table;
 use crate::tables::{Digested, TABLES_FILE, TableReceipt, difference, receipts};
 
@@ -67,6 +67,7 @@ impl RecordStream {
     /// No manifest, or one of an unknown version; a table without one of its columns; whatever
     /// the file system says.
     pub fn open(dir: &Path) -> Result<RecordStream, RecordError> {
+        only_files(dir)?;
         let manifest = read_manifest(dir)?;
         let places = Places::read(dir)?;
         Ok(RecordStream {

@@ -63,8 +63,8 @@ pub(crate) struct CompareArgs {
     /// Fewest blocks for a claim.
     #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u64).range(3..=10_000))]
     pub(crate) min_blocks: u64,
-    /// Differences between the arms that are wanted: schedule, prompts, load, cache, model,
-    /// machine, tool, server, rules; `version` is tool and server.
+    /// Differences between the arms that are wanted: schedule, prompts, requests, connection, load,
+    /// cache, model, machine, tool, server, rules; `version` is tool and server.
     #[arg(long, value_name = "NAMES", value_delimiter = ',')]
     pub(crate) allow_different: Vec<String>,
     /// Seed of the bootstrap that is shown in the document beside the intervals.
@@ -90,8 +90,9 @@ pub(crate) struct CompareArgs {
   prefillbench validate --model M --json > outputs.json
   prefillbench gate --policy gate.toml --candidate new* --baseline old* --validation outputs.json
 
-In a GitHub job the result is appended to the job's summary ($GITHUB_STEP_SUMMARY). docs/CI.md has
-the policy's keys and a whole workflow.
+In a GitHub job the result is appended to the job's summary ($GITHUB_STEP_SUMMARY), and its word as
+outcome= to the outputs of the step ($GITHUB_OUTPUT). docs/CI.md has the policy's keys and whole
+workflows for GitHub and GitLab.
 Exit codes: 0 pass, 1 fail, 2 bad input, 3 inconclusive or void."
 )]
 pub(crate) struct GateArgs {

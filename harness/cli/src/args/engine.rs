@@ -11,7 +11,8 @@ use super::positive;
 #[command(after_help = "Examples:
   prefillbench engine replay --script schedule.jsonl --json
   prefillbench engine simulate --trace conversation_trace.jsonl --num-blocks 200000
-  prefillbench engine simulate --trace t.jsonl --preset sglang --block-size 16 --json")]
+  prefillbench engine simulate --trace t.jsonl --preset sglang --block-size 16 --json
+  prefillbench engine simulate --trace t.jsonl --limit 50 --out run    for compare and gate")]
 pub(crate) struct EngineArgs {
     /// What to do.
     #[command(subcommand)]
@@ -73,9 +74,12 @@ pub(crate) struct SimulateArgs {
     /// Its format.
     #[arg(long, value_enum, default_value = "mooncake")]
     pub(crate) format: TraceFormat,
-    /// Serve only the first requests of the trace.
+    /// Serve at most this many requests of the trace.
     #[arg(long, value_parser = positive)]
     pub(crate) limit: Option<usize>,
+    /// Leave this many requests of the trace out before the first one.
+    #[arg(long, default_value_t = 0)]
+    pub(crate) skip: usize,
     /// Named set of rules.
     #[arg(long, value_enum)]
     pub(crate) preset: Option<PresetArg>,
@@ -105,8 +109,12 @@ pub(crate) struct SimulateArgs {
     #[arg(long, value_name = "FILE")]
     pub(crate) cost: Option<PathBuf>,
     /// Write one row a step to this CSV file.
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "out")]
     pub(crate) steps: Option<PathBuf>,
+    /// Send the trace with the load driver of `bench` and write a run directory, which `report`,
+    /// `compare` and `gate` take. The same arguments write the same bytes on any machine.
+    #[arg(long, value_name = "DIR")]
+    pub(crate) out: Option<PathBuf>,
     /// Print one JSON document.
     #[arg(long)]
     pub(crate) json: bool,

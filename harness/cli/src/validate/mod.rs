@@ -133,6 +133,7 @@ pub(crate) fn run(
     let threads = settings.threads;
     let parts = |weights| EngineParts::new(weights, [0; 32]);
     let mut validation = Validation {
+        checked: None,
         bits: vec![],
         tolerance: vec![],
         faults: vec![],

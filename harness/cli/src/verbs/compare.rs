@@ -1,16 +1,17 @@
 //! `prefillbench compare`: what changed between runs, and how sure that is.
 
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use pb_judge::ab::AbRules;
 use pb_judge::compare::{CompareRules, Comparison, Outcome, Run, SCHEMA_VERSION, compare};
-use pb_record::write_atomic;
 use pb_report::versus::{comparison_markdown, comparison_terminal};
 use serde::Serialize;
 
 use super::report::{TABLE_WIDTH, color};
 use super::runs;
+use super::written::{self, Report};
 use crate::args::CompareArgs;
 use crate::output;
 
@@ -23,14 +24,21 @@ struct Document<'a> {
 
 /// Compares and prints.
 pub(crate) fn run(args: &CompareArgs) -> Result<ExitCode> {
+    let report = args.markdown.as_deref().map(|path| Report {
+        flag: "--markdown",
+        path,
+        begins: "# Comparison",
+    });
+    let all = [&args.a, &args.b, &args.runs].into_iter().flatten();
+    let inputs: Vec<&Path> = all.map(PathBuf::as_path).collect();
+    written::check(report.as_slice(), &inputs)?;
     let comparisons = compared(args)?;
     let joined = |draw: &dyn Fn(&Comparison) -> String| {
         let all: Vec<String> = comparisons.iter().map(draw).collect();
         all.join("\n")
     };
-    if let Some(path) = &args.markdown {
-        let text = joined(&comparison_markdown);
-        write_atomic(path, text.as_bytes()).context("--markdown")?;
+    if let Some(report) = &report {
+        written::write(report, &joined(&comparison_markdown))?;
     }
     let text = match args.json {
         true => serde_json::to_string_pretty(&Document {

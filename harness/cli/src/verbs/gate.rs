@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
@@ -13,11 +13,19 @@ use pb_report::versus::{gate_markdown, gate_terminal, junit};
 
 use super::report::{TABLE_WIDTH, color};
 use super::runs;
+use super::written::{self, Report};
 use crate::args::{GateArgs, GateInitArgs, GateWhat};
 use crate::{console, output};
 
 /// Where a GitHub job collects its summary.
 const GITHUB_SUMMARY: &str = "GITHUB_STEP_SUMMARY";
+/// Where a GitHub step leaves what later ones may ask for.
+const GITHUB_OUTPUT: &str = "GITHUB_OUTPUT";
+/// Flag of the JUnit file.
+const JUNIT: &str = "--junit";
+/// How every JUnit file of a gate begins.
+const JUNIT_BEGINS: &str =
+    "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites name=\"prefillbench gate\"";
 /// Exit code of a proposal from a rig that favours one run of a pair or hides every slowdown.
 const EXIT_UNFIT: u8 = 3;
 /// Largest file that is read as a policy or as the result of a validation, in bytes.
@@ -33,6 +41,7 @@ pub(crate) fn run(args: &GateArgs) -> Result<ExitCode> {
 
 fn judge(args: &GateArgs) -> Result<ExitCode> {
     let path = args.policy.as_deref().context("--policy is missing")?;
+    written::check(&reports(args), &inputs(args))?;
     let policy = policy(path)?;
     let outputs = args.validation.as_deref().map(validation).transpose()?;
     let (baseline, candidate) = (runs::read(&args.baseline)?, runs::read(&args.candidate)?);
@@ -80,21 +89,47 @@ fn validation(path: &Path) -> Result<Validation> {
     })
 }
 
+/// The reports that were asked for, in the order in which they are written.
+fn reports(args: &GateArgs) -> Vec<Report<'_>> {
+    let all = [
+        (JUNIT, &args.junit, JUNIT_BEGINS),
+        ("--summary", &args.summary, "# Gate"),
+    ];
+    let named = all.into_iter().filter_map(|(flag, path, begins)| {
+        let path = path.as_deref()?;
+        Some(Report { flag, path, begins })
+    });
+    named.collect()
+}
+
+fn inputs(args: &GateArgs) -> Vec<&Path> {
+    let runs = args.baseline.iter().chain(&args.candidate);
+    let files = args.policy.iter().chain(&args.validation);
+    runs.chain(files).map(PathBuf::as_path).collect()
+}
+
 fn write_files(args: &GateArgs, report: &GateReport) -> Result<()> {
-    if let Some(path) = &args.junit {
-        write_atomic(path, junit(report).as_bytes()).context("--junit")?;
+    for file in reports(args) {
+        let text = match file.flag {
+            JUNIT => junit(report),
+            _ => gate_markdown(report),
+        };
+        written::write(&file, &text)?;
     }
-    if let Some(path) = &args.summary {
-        write_atomic(path, gate_markdown(report).as_bytes()).context("--summary")?;
-    }
-    let summary = std::env::var_os(GITHUB_SUMMARY).filter(|path| !path.is_empty());
-    if let Some(path) = summary {
-        // Other steps of the job write there too.
-        let file = OpenOptions::new().create(true).append(true).open(&path);
-        let written = file.and_then(|mut file| file.write_all(gate_markdown(report).as_bytes()));
-        written.with_context(|| format!("{GITHUB_SUMMARY} {}", Path::new(&path).display()))?;
-    }
-    Ok(())
+    // Other steps of the job write there too.
+    append(GITHUB_SUMMARY, &gate_markdown(report))?;
+    let outcome = report.outcome.word().to_lowercase();
+    append(GITHUB_OUTPUT, &format!("outcome={outcome}\n"))
+}
+
+/// Appends to the file that a variable of the environment names, if it does.
+fn append(variable: &str, text: &str) -> Result<()> {
+    let Some(path) = std::env::var_os(variable).filter(|path| !path.is_empty()) else {
+        return Ok(());
+    };
+    let file = OpenOptions::new().create(true).append(true).open(&path);
+    let written = file.and_then(|mut file| file.write_all(text.as_bytes()));
+    written.with_context(|| format!("{variable} {}", Path::new(&path).display()))
 }
 
 fn propose(args: &GateInitArgs) -> Result<ExitCode> {

@@ -19,3 +19,4 @@ pub(crate) mod serve;
 pub(crate) mod suite;
 pub(crate) mod trace;
 pub(crate) mod validate;
+pub(crate) mod written;

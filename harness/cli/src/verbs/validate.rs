@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use anyhow::Result;
+use pb_judge::numerics::Checked;
 
 use crate::args::ValidateArgs;
 use crate::machine;
@@ -23,9 +24,18 @@ pub(crate) fn run(args: &ValidateArgs) -> Result<ExitCode> {
         threads: args.threads.unwrap_or_else(machine::cores),
         seed: args.seed,
     };
+    let tool = machine::tool();
+    let checked = Checked {
+        // As `serve` offers it.
+        model: args.model.clone(),
+        model_sha256: model.receipt.sha256.clone(),
+        tool_version: tool.version,
+        tool_rev: tool.git_rev,
+    };
     let outcome = validate::run(model, &settings, &progress);
     progress.clear();
-    let outcome = outcome?;
+    let mut outcome = outcome?;
+    outcome.checked = Some(checked);
     let text = if args.json {
         serde_json::to_string_pretty(&outcome)?
     } else {

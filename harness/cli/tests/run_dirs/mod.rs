@@ -37,6 +37,8 @@ pub(crate) struct Made {
     pub(crate) cpu: String,
     /// Prompt tokens found in the cache, of 64.
     pub(crate) cached: u32,
+    /// Kind and version of the server.
+    pub(crate) server: String,
 }
 
 impl Default for Made {
@@ -51,6 +53,7 @@ impl Default for Made {
             schedule: None,
             cpu: "a processor".to_owned(),
             cached: 48,
+            server: "vllm".to_owned(),
         }
     }
 }
@@ -74,7 +77,7 @@ impl Made {
                 model: "m".to_owned(),
                 route: "/v1/completions".to_owned(),
                 api: "completions".to_owned(),
-                server: "vllm".to_owned(),
+                server: self.server.clone(),
                 created: self.created(),
                 ..Identity::default()
             },

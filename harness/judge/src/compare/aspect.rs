@@ -17,6 +17,10 @@ pub enum Aspect {
     Schedule,
     /// Where the prompts come from: data set, API, tokenizer.
     Prompts,
+    /// What every request asks for beside its prompt: sampling, further fields, headers.
+    Requests,
+    /// How the client reaches the server: version of HTTP, TLS, connections kept or not.
+    Connection,
     /// The load that was asked for.
     Load,
     /// The state of the prefix cache that was asked for.
@@ -34,9 +38,11 @@ pub enum Aspect {
 }
 
 /// All aspects, in the order of messages.
-pub const ASPECTS: [Aspect; 9] = [
+pub const ASPECTS: [Aspect; 11] = [
     Aspect::Schedule,
     Aspect::Prompts,
+    Aspect::Requests,
+    Aspect::Connection,
     Aspect::Load,
     Aspect::Cache,
     Aspect::Model,
@@ -52,6 +58,8 @@ impl Aspect {
         match self {
             Aspect::Schedule => "schedule",
             Aspect::Prompts => "prompts",
+            Aspect::Requests => "requests",
+            Aspect::Connection => "connection",
             Aspect::Load => "load",
             Aspect::Cache => "cache",
             Aspect::Model => "model",
@@ -98,6 +106,8 @@ fn describe(aspect: Aspect, manifest: &RunManifest, document: &Document) -> Stri
     match aspect {
         Aspect::Schedule => document.schedule_sha256.clone(),
         Aspect::Prompts => prompts(manifest, document),
+        Aspect::Requests => requests(manifest),
+        Aspect::Connection => connection(manifest, document),
         Aspect::Load => {
             let mut asked = document.load.asked.clone();
             // These became so; they were not asked for.
@@ -151,6 +161,68 @@ fn prompts(manifest: &RunManifest, document: &Document) -> String {
     listed(&all)
 }
 
+/// Sampling and whatever else stands in every body. Values of headers are in no manifest.
+fn requests(manifest: &RunManifest) -> String {
+    let options = &manifest.workload["settings"]["options"];
+    let text = |key: &str| options[key].as_str();
+    // As it is sent: 0 where nothing was said, and 0.50 is 0.5.
+    let number = |key: &str| text(key).and_then(|text| text.parse::<f64>().ok());
+    // A null in it takes a field away, so it says something too.
+    let object = |text: &str| {
+        let fields = serde_json::from_str::<Value>(text).ok();
+        fields.map_or_else(|| text.to_owned(), |fields| sorted(fields).to_string())
+    };
+    let names = |header: &Value| {
+        let pair = header.as_str().and_then(|pair| pair.split_once('='));
+        pair.map(|(name, _)| name.to_ascii_lowercase())
+    };
+    let mut headers: Vec<String> = options["header"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(names)
+        .collect();
+    headers.sort_unstable();
+    let all = json!({
+        "temperature": number("temperature").unwrap_or(0.0),
+        "top_p": number("top_p"),
+        "extra_body": text("extra_body").map(object),
+        "headers": (!headers.is_empty()).then(|| headers.join(" ")),
+    });
+    listed(&all)
+}
+
+/// A value whose keys stand in one order, however they were written.
+fn sorted(value: Value) -> Value {
+    match value {
+        Value::Object(fields) => {
+            let fields: BTreeMap<String, Value> = fields
+                .into_iter()
+                .map(|(name, value)| (name, sorted(value)))
+                .collect();
+            fields.into_iter().collect()
+        }
+        Value::Array(values) => values.into_iter().map(sorted).collect(),
+        other => other,
+    }
+}
+
+fn connection(manifest: &RunManifest, document: &Document) -> String {
+    let options = &manifest.workload["settings"]["options"];
+    let http = options["http"].as_str().unwrap_or("1.1");
+    let secure = document.identity.base_url.starts_with("https:");
+    let kept = manifest
+        .arms
+        .first()
+        .map(|arm| &arm.config["reuse_connections"]);
+    let all = json!({
+        "HTTP": http,
+        "TLS": secure,
+        "kept": kept.and_then(Value::as_bool),
+    });
+    listed(&all)
+}
+
 /// The settings that are set, as `name value, name value`; inner ones in braces.
 fn listed(value: &Value) -> String {
     let Value::Object(fields) = value else {
@@ -166,7 +238,7 @@ fn listed(value: &Value) -> String {
 }
 
 /// Kind and version: what stands before the evidence in the manifest's words.
-fn server(manifest: &RunManifest, document: &Document) -> String {
+pub(super) fn server(manifest: &RunManifest, document: &Document) -> String {
     let words = manifest.arms.first().and_then(|arm| {
         let text = arm.config["server"].as_str()?;
         let (name, _) = text.split_once(": ")?;
@@ -183,6 +255,34 @@ mod tests {
     fn settings_are_listed_without_those_that_are_not_set() {
         let value = json!({"a": "x", "b": null, "c": {"d": 1, "e": null}, "f": false});
         assert_eq!(listed(&value), "a x, c {d 1}, f false");
+    }
+
+    fn manifest(settings: Value) -> RunManifest {
+        let manifest = json!({
+            "schema_version": 1, "kind": "bench", "state": "complete", "created": "",
+            "command": [], "tool": {"version": "", "git_rev": "", "git_dirty": false},
+            "machine": {"cpu": "", "cores": 1, "memory_bytes": 0, "os": "", "isa": ""},
+            "model": {"name": "", "kind": "", "sha256": "", "substitute_reason": null},
+            "seed": 1, "schedule_sha256": {}, "order": [],
+            "arms": [{"name": "", "command": "", "version": "",
+                      "config": {"reuse_connections": true}}],
+            "workload": {"settings": settings},
+        });
+        serde_json::from_value(manifest).unwrap()
+    }
+
+    #[test]
+    fn requests_are_told_as_they_are_sent() {
+        let of = |options: Value| requests(&manifest(json!({"options": options})));
+        assert_eq!(of(json!({})), "temperature 0.0");
+        assert_eq!(of(json!({"temperature": "0"})), "temperature 0.0");
+        let fields = json!({
+            "temperature": "0.70", "top_p": "0.9", "extra_body": "{\"b\":1, \"a\":[2]}",
+            "header": ["X-B=(hidden)", "X-A=(hidden)"],
+        });
+        let expected =
+            "temperature 0.7, top_p 0.9, extra_body {\"a\":[2],\"b\":1}, headers x-a x-b";
+        assert_eq!(of(fields), expected);
     }
 
     #[test]

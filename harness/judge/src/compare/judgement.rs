@@ -9,6 +9,7 @@ use super::aspect::Aspect;
 use super::metric::{METRICS, Metric, SHARE_MARGIN, metric};
 use super::pairing::{Difference, Paired, pair};
 use super::run::{Receipt, Run, stall_threshold_ns};
+use super::words::{notes, sentence, void_blocks};
 use crate::ab::{AbReport, AbRules, ArmValues, Claim, Direction, MetricVerdict, Scale, judge_ab};
 use crate::run::DRIVER_LAG_SHARE;
 
@@ -18,8 +19,6 @@ pub const SCHEMA_VERSION: u32 = 1;
 const MOST_BLOCKS: usize = 10_000;
 /// The metric that is the same wherever servers are healthy.
 const SUCCESS_RATE: &str = "success_rate";
-/// Samples below which a p99 is the largest value.
-const P99_SAMPLES: u64 = 100;
 
 /// How runs are compared.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -80,6 +79,8 @@ pub struct Comparison {
     pub blocks: Vec<Block>,
     /// Differences that were allowed.
     pub allowed: Vec<Difference>,
+    /// Blocks, from 1, with a run that must not be used: without them the others can be compared.
+    pub void_blocks: Vec<usize>,
     /// What a reader has to know.
     pub notes: Vec<String>,
     /// Each metric's value in each block; absent where none was measured or where a percentile
@@ -138,13 +139,15 @@ pub fn compare(a: &[Run], b: &[Run], rules: &CompareRules) -> Result<Comparison,
         .map(|verdict| (verdict.spec.name.clone(), needed(verdict, &rules.ab)))
         .collect();
     let outcome = outcome(&report);
+    let void_blocks = void_blocks(&blocks);
     let receipts = blocks.iter().map(|(a, b)| Block {
         baseline: a.receipt(),
         candidate: b.receipt(),
     });
     Ok(Comparison {
         outcome,
-        sentence: sentence(outcome, &report, blocks.len()),
+        sentence: sentence(outcome, &report, &blocks),
+        void_blocks,
         allowed,
         notes: notes(&blocks, &report),
         values: raw
@@ -387,90 +390,4 @@ fn outcome(report: &AbReport) -> Outcome {
         true => Outcome::Answered,
         false => Outcome::Inconclusive,
     }
-}
-
-fn sentence(outcome: Outcome, report: &AbReport, blocks: usize) -> String {
-    let count = |claim| {
-        let primary = report.metrics.iter().filter(|m| m.spec.primary);
-        primary.filter(|m| m.claim == claim).count()
-    };
-    let plural = if blocks == 1 { "" } else { "s" };
-    match outcome {
-        Outcome::Void => format!(
-            "VOID: {}. No difference may be claimed",
-            report.void.first().map_or("", String::as_str)
-        ),
-        Outcome::Inconclusive if blocks < report.rules.min_pairs.max(2) => format!(
-            "INCONCLUSIVE: {blocks} block{plural}; a claim needs at least {}",
-            report.rules.min_pairs.max(2)
-        ),
-        Outcome::Inconclusive => {
-            format!("INCONCLUSIVE: {blocks} blocks do not tell for any primary metric")
-        }
-        Outcome::Answered => {
-            let (better, worse) = (count(Claim::Better), count(Claim::Worse));
-            let mut text = format!("VALID: {better} better, {worse} worse");
-            let rest = [
-                (Claim::Equivalent, "unchanged"),
-                (Claim::Inconclusive, "undecided"),
-            ];
-            for (claim, word) in rest {
-                if count(claim) > 0 {
-                    text.push_str(&format!(", {} {word}", count(claim)));
-                }
-            }
-            format!("{text} of the primary metrics, over {blocks} block{plural}")
-        }
-    }
-}
-
-fn notes(blocks: &[(&Run, &Run)], report: &AbReport) -> Vec<String> {
-    let mut notes = Vec::new();
-    if blocks.len() < report.rules.min_pairs.max(2) {
-        notes.push(
-            "a pair of runs is one observation, however many requests and tokens it holds: its \
-             change has no interval, and two runs of the same server differ too. `gate init` \
-             measures by how much, and how many blocks a change needs"
-                .to_owned(),
-        );
-    }
-    notes.extend(not_interleaved(blocks));
-    let fewest = blocks
-        .iter()
-        .flat_map(|(a, b)| [a.ok, b.ok])
-        .min()
-        .unwrap_or(0);
-    if (1..P99_SAMPLES).contains(&fewest) {
-        notes.push(format!(
-            "a run has only {fewest} answers: a p99 of fewer than {P99_SAMPLES} requests is their \
-             largest value"
-        ));
-    }
-    for (a, b) in blocks {
-        for run in [a, b] {
-            notes.extend(run.notes.iter().map(|note| format!("{}: {note}", run.name)));
-        }
-    }
-    notes
-}
-
-/// Runs that were not interleaved: what drifted between them looks like a difference.
-fn not_interleaved(blocks: &[(&Run, &Run)]) -> Option<String> {
-    let (a, b): (Vec<&str>, Vec<&str>) = blocks
-        .iter()
-        .map(|(a, b)| (a.created.as_str(), b.created.as_str()))
-        .unzip();
-    if blocks.len() < 2 {
-        return None;
-    }
-    let apart = |first: &[&str], then: &[&str]| first.iter().max() < then.iter().min();
-    let words = match (apart(&a, &b), apart(&b, &a)) {
-        (true, _) => "baseline were made before all of the candidate",
-        (_, true) => "candidate were made before all of the baseline",
-        _ => return None,
-    };
-    Some(format!(
-        "all runs of the {words}: a drift of the machine would look like a difference; make them \
-         in turn (A B B A)"
-    ))
 }

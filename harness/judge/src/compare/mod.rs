@@ -12,6 +12,7 @@ mod metric;
 mod pairing;
 mod run;
 pub mod synthetic;
+mod words;
 
 pub use aspect::{ASPECTS, Aspect};
 pub(crate) use judgement::not_worse;
@@ -19,8 +20,10 @@ pub use judgement::{Block, CompareRules, Comparison, Outcome, SCHEMA_VERSION, co
 pub use metric::{
     METRICS, Memory, Metric, RATIO_MARGIN, SHARE_MARGIN, STALL_SHARE, Source, metric, metric_names,
 };
-pub use pairing::{Difference, check_alike};
-pub use run::{LongGaps, Receipt, Run, stall_threshold_ns};
+pub use pairing::{Difference, check_alike, check_arm};
+pub use run::{LongGaps, Receipt, Run, SIMULATED, Subject, fingerprint, stall_threshold_ns};
+
+pub(crate) use words::change_words;
 
 use thiserror::Error;
 
@@ -49,6 +52,17 @@ pub enum CompareError {
         first: String,
         /// The same one again.
         second: String,
+    },
+    /// A part of a run.
+    #[error(
+        "{run} is shard {shard} of its schedule, so its numbers are those of a part of the load: \
+         join the shards with `prefillbench merge` and name the joined run"
+    )]
+    Shard {
+        /// Its directory.
+        run: String,
+        /// The part.
+        shard: String,
     },
     /// Runs differ in something other than the time they took.
     #[error("{}", words(differences))]

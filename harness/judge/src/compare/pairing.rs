@@ -43,7 +43,8 @@ pub(super) fn pair<'a>(
             candidate: b.len(),
         });
     }
-    no_run_twice(a.iter().chain(b))?;
+    no_shard(a.iter().chain(b))?;
+    no_run_twice(a, b)?;
     let blocks = match by_schedule(a, b) {
         Some(blocks) => blocks,
         None => a.iter().zip(b).collect(),
@@ -71,14 +72,49 @@ pub fn check_alike(a: &[Run], b: &[Run], allow: &BTreeSet<Aspect>) -> Result<(),
     pair(a, b, allow).map(|_| ())
 }
 
-/// A copy of a run is no second observation.
-fn no_run_twice<'a>(runs: impl Iterator<Item = &'a Run>) -> Result<(), CompareError> {
-    let mut seen = BTreeMap::new();
-    for run in runs {
-        let identity = (&run.created, run.start_ns, run.schedule());
-        if let Some(first) = seen.insert(identity, &run.name) {
+/// Whether the runs of one arm may be taken together, without another arm to compare with.
+///
+/// # Errors
+/// A run that stands twice, a part of a run, runs that are not alike.
+pub fn check_arm(runs: &[Run]) -> Result<(), CompareError> {
+    no_shard(runs.iter())?;
+    no_run_twice(runs, &[])?;
+    let found = differences(runs, &[], &[]);
+    let differences: Vec<Difference> = found.into_iter().map(|(found, _)| found).collect();
+    match differences.is_empty() {
+        true => Ok(()),
+        false => Err(CompareError::Different { differences }),
+    }
+}
+
+/// Shards are joined first: each has a part of the load.
+fn no_shard<'a>(mut runs: impl Iterator<Item = &'a Run>) -> Result<(), CompareError> {
+    let part = runs.find_map(|run| Some((run.name.clone(), run.shard.clone()?)));
+    match part {
+        None => Ok(()),
+        Some((run, shard)) => Err(CompareError::Shard { run, shard }),
+    }
+}
+
+/// A copy of a run is no second observation, whatever its date says. Between the arms of runs in
+/// virtual time the same run is: nothing has changed.
+fn no_run_twice(a: &[Run], b: &[Run]) -> Result<(), CompareError> {
+    let (mut by_start, mut by_instants) = (BTreeMap::new(), BTreeMap::new());
+    let all = a
+        .iter()
+        .map(|run| (0, run))
+        .chain(b.iter().map(|run| (1, run)));
+    for (arm, run) in all {
+        let start = (&run.created, run.start_ns, run.schedule());
+        let seen = by_start.insert(start, (arm, run));
+        let again = run
+            .fingerprint
+            .and_then(|hash| by_instants.insert(hash, (arm, run)));
+        let copied =
+            |(other, first): &(u8, &Run)| *other == arm || !(run.simulated && first.simulated);
+        if let Some((_, first)) = seen.filter(copied).or(again.filter(copied)) {
             return Err(CompareError::SameRun {
-                first: first.clone(),
+                first: first.name.clone(),
                 second: run.name.clone(),
             });
         }
@@ -123,6 +159,7 @@ fn differences(a: &[Run], b: &[Run], blocks: &[(&Run, &Run)]) -> Vec<(Difference
         }
         for arm in [a, b] {
             let mut rest = arm.iter().skip(1);
+            // OK because an empty arm has no rest.
             let within = rest.find_map(|run| differ(aspect, &arm[0], run));
             found.extend(within.map(|difference| (difference, Between::Runs)));
         }

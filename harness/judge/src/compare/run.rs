@@ -1,12 +1,30 @@
 //! One run of `bench` as a comparison sees it.
 
 use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
 
 use pb_bench::files::RunFiles;
+use pb_contract::{Nanos, RequestRow};
 use serde::Serialize;
 
-use super::aspect::{Aspect, aspects};
+use super::aspect::{Aspect, aspects, server};
 use super::metric::{METRICS, Memory, STALL_SHARE, Source};
+
+/// Kind of the model of a run in virtual time, which says the same however often it is made.
+pub const SIMULATED: &str = "simulated";
+
+/// What was measured, as far as the run says.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Subject {
+    /// Name of the model that requests carried.
+    pub model: String,
+    /// Kind and version of the server.
+    pub server: String,
+    /// Version of this program, which measured.
+    pub tool_version: String,
+    /// Revision of its sources.
+    pub tool_rev: String,
+}
 
 /// Gaps of a run that are long enough to be stalls, and the time of all gaps.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,6 +57,15 @@ pub struct Run {
     pub created: String,
     /// Start on the client's monotonic clock, in nanoseconds; tells copies of a run from repeats.
     pub start_ns: u64,
+    /// Hash of all its instants, counted from its start: no two runs share it, and a copy under
+    /// another date does. Absent where no request was answered.
+    pub fingerprint: Option<u64>,
+    /// The run was made in virtual time: made again it is the same, and that is no copy.
+    pub simulated: bool,
+    /// The part of a schedule that this is, when it is one of several.
+    pub shard: Option<String>,
+    /// What was measured.
+    pub subject: Subject,
     /// What must be alike.
     pub aspects: BTreeMap<Aspect, String>,
     /// What speaks against the run; empty when it is valid.
@@ -88,6 +115,19 @@ impl Run {
             name: name.to_owned(),
             created: files.manifest.created.clone(),
             start_ns: document.window.start_ns.0,
+            fingerprint: fingerprint(files.tally.rows()),
+            simulated: files.manifest.model.kind == SIMULATED,
+            shard: files
+                .conditions
+                .shard
+                .filter(|shard| shard.of > 1)
+                .map(|shard| shard.to_string()),
+            subject: Subject {
+                model: document.identity.model.clone(),
+                server: server(&files.manifest, document),
+                tool_version: files.manifest.tool.version.clone(),
+                tool_rev: files.manifest.tool.git_rev.clone(),
+            },
             aspects: aspects(&files.manifest, document),
             problems: document.validity.reasons.clone(),
             notes: doubt.cloned().chain(files.notes.iter().cloned()).collect(),
@@ -131,6 +171,31 @@ impl Run {
 pub fn stall_threshold_ns<'a>(runs: impl IntoIterator<Item = &'a Run>) -> u64 {
     let own = runs.into_iter().map(|run| run.long_gaps.threshold_ns);
     own.max().unwrap_or(0)
+}
+
+/// Hash of the instants of a run, counted from its first arrival: clocks that count nanoseconds
+/// give no two runs the same ones, and a copy has them under whatever date. Absent where nothing
+/// was answered.
+pub fn fingerprint(rows: &[RequestRow]) -> Option<u64> {
+    let first = rows.iter().map(|row| row.intended_ns).min()?;
+    let mut hash = DefaultHasher::new();
+    for row in rows {
+        let since = |at: Option<Nanos>| at.map(|at| at.0.wrapping_sub(first.0));
+        let instants = [
+            row.sent_ns,
+            row.first_token_ns,
+            row.last_token_ns,
+            row.closed_ns,
+        ];
+        (
+            row.request.0,
+            since(Some(row.intended_ns)),
+            instants.map(since),
+        )
+            .hash(&mut hash);
+    }
+    let answered = rows.iter().any(|row| row.first_token_ns.is_some());
+    answered.then(|| hash.finish())
 }
 
 fn long_gaps(files: &RunFiles) -> LongGaps {

@@ -39,6 +39,10 @@ fn longer_gaps_are_worse_and_nothing_else_is() {
     assert_eq!(claim(&found, "success_rate"), Claim::Equivalent);
     assert_ne!(claim(&found, "ttft_p50"), Claim::Worse);
     assert!(found.sentence.contains("1 worse"), "{}", found.sentence);
+    let (_, named) = found.sentence.split_once("ITL p99 worse (+").unwrap();
+    let percent: f64 = named.trim_end_matches(" %)").parse().unwrap();
+    // The true change is 20 %, and a p99 of 1,000 gaps is no better known than this.
+    assert!((15.0..25.0).contains(&percent), "{named}");
     assert_eq!(found.notes, Vec::<String>::new());
 }
 
@@ -184,6 +188,71 @@ fn a_run_that_must_not_be_used_makes_all_of_it_void() {
     assert_eq!(found.outcome.exit_code(), 3);
     assert_eq!(claim(&found, "itl_p99"), Claim::Void);
     assert!(found.sentence.contains("b4: the client was late"));
+    // Which block it is, so that the others can be used.
+    assert_eq!(found.void_blocks, [5]);
+    let fix = "run again, or leave out, block 5 (a4 and b4)";
+    assert!(found.sentence.contains(fix), "{}", found.sentence);
+    b.iter_mut()
+        .for_each(|run| run.problems.push("late".to_owned()));
+    let found = compare(&a, &b, &rules()).unwrap();
+    assert!(found.sentence.contains("every block"), "{}", found.sentence);
+}
+
+#[test]
+fn a_copy_is_known_whatever_its_date_and_arm_say() {
+    let (mut a, mut b) = slower_gaps();
+    (a[0].fingerprint, b[3].fingerprint) = (Some(7), Some(7));
+    let error = compare(&a, &b, &rules()).unwrap_err();
+    let same = CompareError::SameRun {
+        first: "a0".to_owned(),
+        second: "b3".to_owned(),
+    };
+    assert_eq!(error, same);
+    b[3].fingerprint = Some(8);
+    assert!(compare(&a, &b, &rules()).is_ok());
+    // Made again in virtual time a run is the same; within an arm it is no second one.
+    let mut simulated = slower_gaps().0;
+    for (number, run) in simulated.iter_mut().enumerate() {
+        (run.fingerprint, run.simulated) = (Some(number as u64), true);
+    }
+    let found = compare(&simulated, &simulated, &rules()).unwrap();
+    assert_eq!(claim(&found, "itl_p99"), Claim::Equivalent);
+    simulated[1].fingerprint = Some(0);
+    assert!(check_arm(&simulated).is_err());
+}
+
+#[test]
+fn a_shard_is_no_run() {
+    let (a, mut b) = slower_gaps();
+    b[1].shard = Some("0/2".to_owned());
+    for error in [
+        compare(&a, &b, &rules()).unwrap_err(),
+        check_arm(&b).unwrap_err(),
+    ] {
+        let error = error.to_string();
+        assert!(
+            error.contains("b1 is shard 0/2") && error.contains("merge"),
+            "{error}"
+        );
+    }
+}
+
+#[test]
+fn the_runs_of_an_arm_alone_must_be_alike_too() {
+    let (mut a, _) = slower_gaps();
+    assert_eq!(check_arm(&a), Ok(()));
+    assert_eq!(check_arm(&[]), Ok(()));
+    // Schedules and machines may vary between blocks.
+    a[2].aspects.insert(Aspect::Machine, "another".to_owned());
+    assert_eq!(check_arm(&a), Ok(()));
+    a[2].aspects.insert(Aspect::Model, "another".to_owned());
+    let error = check_arm(&a).unwrap_err().to_string();
+    assert!(error.contains("`another` in a2"), "{error}");
+    let twice = [a[0].clone(), a[0].clone()];
+    assert!(matches!(
+        check_arm(&twice),
+        Err(CompareError::SameRun { .. })
+    ));
 }
 
 #[test]

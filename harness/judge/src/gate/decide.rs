@@ -6,16 +6,18 @@ use pb_stats::{Estimate, mean_interval};
 
 use super::GateError;
 use super::amount::amount;
+use super::checked::outputs;
 use super::policy::{Bound, Limit, Policy};
 use super::report::{
     GateOutcome, GateReport, Kind, PolicyReceipt, RuleResult, SCHEMA_VERSION, State,
 };
 use crate::ab::{AbRules, Claim, Scale};
 use crate::compare::{
-    Aspect, CompareRules, Comparison, Run, compare, not_worse, stall_threshold_ns,
+    Aspect, CompareRules, Comparison, Run, change_words, check_arm, compare, not_worse,
+    stall_threshold_ns,
 };
 use crate::numerics::Validation;
-use crate::verdict::{Interval, Verdict};
+use crate::verdict::Interval;
 
 /// What a gate looks at.
 #[derive(Clone, Debug, Default)]
@@ -43,9 +45,13 @@ pub fn judge_gate(policy: &Policy, evidence: &Evidence<'_>) -> Result<GateReport
         return Err(GateError::NoOutputs);
     }
     let comparison = compared(policy, evidence)?;
+    if comparison.is_none() {
+        // Nobody else looks at whether these runs belong together.
+        check_arm(candidate)?;
+    }
     let void = void(candidate, comparison.as_ref());
     let mut rules = vec![success(policy, candidate, &void)];
-    rules.extend(evidence.outputs.map(outputs));
+    rules.extend(evidence.outputs.map(|found| outputs(found, candidate)));
     // A faster wrong answer is not faster, and neither is one that never came.
     let broken = rules.iter().find(|rule| rule.state == State::Fail);
     let stop = broken.map(|rule| format!("not judged, because of a rule before it: {}", rule.rule));
@@ -66,7 +72,7 @@ pub fn judge_gate(policy: &Policy, evidence: &Evidence<'_>) -> Result<GateReport
         schema_version: SCHEMA_VERSION,
         outcome,
         exit_code: outcome.exit_code(),
-        sentence: sentence(outcome, &rules, &void, candidate.len()),
+        sentence: sentence(outcome, &rules, comparison.as_ref(), candidate),
         policy: PolicyReceipt {
             name: policy.name.clone(),
             alpha: policy.alpha,
@@ -82,7 +88,10 @@ pub fn judge_gate(policy: &Policy, evidence: &Evidence<'_>) -> Result<GateReport
 
 fn compared(policy: &Policy, evidence: &Evidence<'_>) -> Result<Option<Comparison>, GateError> {
     if policy.changes.is_empty() {
-        return Ok(None);
+        return match evidence.baseline.is_empty() {
+            true => Ok(None),
+            false => Err(GateError::UnusedBaseline),
+        };
     }
     if evidence.baseline.is_empty() {
         return Err(GateError::NoBaseline);
@@ -155,31 +164,6 @@ fn success(policy: &Policy, candidate: &[Run], void: &[String]) -> RuleResult {
         limit: Some(need),
         baseline: None,
         candidate: rate,
-        interval: None,
-        blocks_needed: None,
-    }
-}
-
-fn outputs(found: &Validation) -> RuleResult {
-    let (state, why) = match found.verdict() {
-        Verdict::Pass => {
-            let (variants, faults) = (found.bits.len() + found.tolerance.len(), found.faults.len());
-            let why = format!("{variants} variants agree, {faults} planted faults were rejected");
-            (State::Pass, why)
-        }
-        Verdict::Fail { reasons } => (State::Fail, reasons.join("; ")),
-        Verdict::Inconclusive { why } => (State::Inconclusive, why.join("; ")),
-    };
-    RuleResult {
-        rule: "outputs are those of a monolithic prefill".to_owned(),
-        kind: Kind::Outputs,
-        metric: None,
-        unit: None,
-        state,
-        why,
-        limit: None,
-        baseline: None,
-        candidate: None,
         interval: None,
         blocks_needed: None,
     }
@@ -301,8 +285,14 @@ fn changes(policy: &Policy, found: &Comparison) -> Vec<RuleResult> {
             .flatten();
         let (state, why) = match verdict.claim {
             Claim::Void => (State::Void, verdict.why.clone()),
-            Claim::Worse => (State::Fail, format!("worse: {}", verdict.why)),
-            Claim::Better => (State::Pass, format!("better: {}", verdict.why)),
+            Claim::Worse => (
+                State::Fail,
+                format!("worse{}: {}", sizes(verdict), verdict.why),
+            ),
+            Claim::Better => (
+                State::Pass,
+                format!("better{}: {}", sizes(verdict), verdict.why),
+            ),
             Claim::Equivalent => (State::Pass, verdict.why.clone()),
             Claim::Inconclusive => match found.withheld.get(change.metric.name) {
                 Some(why) => (State::Inconclusive, why.clone()),
@@ -335,6 +325,19 @@ fn changes(policy: &Policy, found: &Comparison) -> Vec<RuleResult> {
         })
     };
     policy.changes.iter().filter_map(of).collect()
+}
+
+/// The change with its values: ` by +20.1 % (95 % interval +19.0 % to +21.3 %), from 10 ms to
+/// 12 ms`; nothing of it where a value has no number.
+fn sizes(verdict: &crate::ab::MetricVerdict) -> String {
+    let unit = verdict.spec.unit.as_str();
+    let Some((change, interval)) = change_words(verdict) else {
+        return String::new();
+    };
+    let values = verdict.a.zip(verdict.b).map_or_else(String::new, |(a, b)| {
+        format!(", from {} to {}", amount(a, unit), amount(b, unit))
+    });
+    format!(" by {change} ({interval}){values}")
 }
 
 /// No claim in either direction: not worse by the margin may still be shown.
@@ -379,7 +382,12 @@ fn outcome(rules: &[RuleResult], void: &[String]) -> GateOutcome {
     }
 }
 
-fn sentence(outcome: GateOutcome, rules: &[RuleResult], void: &[String], runs: usize) -> String {
+fn sentence(
+    outcome: GateOutcome,
+    rules: &[RuleResult],
+    comparison: Option<&Comparison>,
+    candidate: &[Run],
+) -> String {
     let named = |state| {
         let found: Vec<&RuleResult> = rules.iter().filter(|rule| rule.state == state).collect();
         let first = found
@@ -392,10 +400,28 @@ fn sentence(outcome: GateOutcome, rules: &[RuleResult], void: &[String], runs: u
         }
     };
     let detail = match outcome {
-        GateOutcome::Pass => format!("{} rules hold over {runs} candidate runs", rules.len()),
+        GateOutcome::Pass => {
+            let (rules, runs) = (rules.len(), candidate.len());
+            format!("{rules} rules hold over {runs} candidate runs")
+        }
         GateOutcome::Fail => named(State::Fail),
         GateOutcome::Inconclusive => named(State::Inconclusive),
-        GateOutcome::Void => void.first().cloned().unwrap_or_default(),
+        // The comparison says which blocks make it void.
+        GateOutcome::Void => match comparison {
+            Some(comparison) => return comparison.sentence.clone(),
+            None => void_runs(candidate),
+        },
     };
     format!("{}: {detail}", outcome.word())
+}
+
+/// The runs that make a gate void which compares nothing.
+fn void_runs(candidate: &[Run]) -> String {
+    let void = candidate.iter().filter(|run| !run.problems.is_empty());
+    let void: Vec<&Run> = void.collect();
+    let names: Vec<&str> = void.iter().map(|run| run.name.as_str()).collect();
+    let first = void.first().map_or_else(String::new, |run| {
+        format!("{}: {}", run.name, run.problems.join("; "))
+    });
+    format!("{first}. Run again, or leave out, {}", names.join(", "))
 }

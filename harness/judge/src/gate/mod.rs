@@ -7,6 +7,7 @@
 //! shown to be worse beyond it, and is inconclusive otherwise.
 
 mod amount;
+mod checked;
 mod decide;
 mod floor;
 mod policy;
@@ -39,6 +40,12 @@ pub enum GateError {
          --baseline"
     )]
     NoBaseline,
+    /// A baseline that no rule looks at.
+    #[error(
+        "--baseline is given, and the policy has no [[change]] rule, so nothing would be compared: \
+         add one, or leave --baseline out"
+    )]
+    UnusedBaseline,
     /// The policy asks for outputs that were checked and none were given.
     #[error(
         "the policy demands checked outputs ([outputs] required = true): give what `prefillbench \
@@ -75,6 +82,8 @@ pub enum GateError {
     Floor(pb_stats::StatError),
 }
 
+#[cfg(test)]
+mod checked_tests;
 #[cfg(test)]
 mod policy_tests;
 #[cfg(test)]

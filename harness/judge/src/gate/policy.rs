@@ -267,9 +267,12 @@ impl Reader<'_> {
                     let range = if metric.unit == "share" {
                         "from 0 to 1"
                     } else {
-                        "at least 0"
+                        "a number from 0 on"
                     };
-                    let what = format!("limit.{key} = {value}: must be {range}");
+                    let what = format!(
+                        "limit.{key} = {value}: must be {range}; leave the key out where there is \
+                         to be no limit"
+                    );
                     return Err(self.wrong(given, what));
                 }
                 if !seen.insert((metric.name, key)) {

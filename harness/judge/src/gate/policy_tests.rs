@@ -56,7 +56,7 @@ fn a_policy_is_read_as_it_is_written() {
 #[test]
 fn what_is_no_policy_is_refused_with_its_line() {
     // What is replaced, by what, and what the message must have.
-    let cases: [(&str, &str, &[&str]); 16] = [
+    let cases: [(&str, &str, &[&str]); 17] = [
         ("schema = 1", "schema = 2", &["line 2", "schema = 2"]),
         ("schema = 1", "", &["schema"]),
         (
@@ -82,6 +82,11 @@ fn what_is_no_policy_is_refused_with_its_line() {
             &["line 15", "\"ttft\"", "ttft_p50"],
         ),
         ("max = 500", "max = -1", &["line 16", "limit.max = -1"]),
+        (
+            "max = 500",
+            "max = inf",
+            &["line 16", "limit.max = inf", "leave the key out"],
+        ),
         ("max = 500", "", &["line 15", "max =", "min ="]),
         ("max = 500", "maximum = 500", &["maximum", "max"]),
         ("min = 0.6", "min = 60", &["limit.min = 60", "from 0 to 1"]),

@@ -71,6 +71,14 @@ fn gaps_a_fifth_longer_fail() {
         .find(|r| r.metric.as_deref() == Some("itl_p99"));
     assert_eq!(rule.unwrap().state, State::Fail);
     assert_eq!(report.count(State::Fail), 1);
+    // By how much, and from what to what: a reader of the job's log sees nothing else.
+    for part in ["worse by +", "% interval +", "from ", " ms to "] {
+        assert!(
+            report.sentence.contains(part),
+            "{part}: {}",
+            report.sentence
+        );
+    }
     // And the other way round it is an improvement, which passes.
     assert_eq!(judged(&policy(), &b, &a).outcome, GateOutcome::Pass);
 }
@@ -103,7 +111,39 @@ fn a_void_run_voids_the_gate_and_its_times() {
         assert_eq!((report.outcome, report.exit_code), (GateOutcome::Void, 3));
         assert_eq!(states(&report), [State::Void; 4]);
         assert!(report.sentence.contains("1: rows are missing"));
+        let fix = "leave out, block 2 (a1 and b1)";
+        assert!(report.sentence.contains(fix), "{}", report.sentence);
     }
+    let policy = Policy::parse("schema = 1\n[[limit]]\nmetric = \"ttft_p50\"\nmax = 1e9").unwrap();
+    let (_, mut b) = quiet(1.0);
+    b[2].problems.push("rows are missing".to_owned());
+    let sentence = judged(&policy, &[], &b).sentence;
+    let expected = "VOID: b2: rows are missing. Run again, or leave out, b2";
+    assert_eq!(sentence, expected);
+}
+
+/// Nothing else looks at whether the runs belong together.
+#[test]
+fn candidates_without_a_baseline_must_be_alike() {
+    let policy = Policy::parse("schema = 1\n[[limit]]\nmetric = \"ttft_p50\"\nmax = 1e9").unwrap();
+    let refused = |change: fn(&mut Vec<Run>)| {
+        let (_, mut b) = quiet(1.0);
+        change(&mut b);
+        let evidence = Evidence {
+            candidate: &b,
+            ..Evidence::default()
+        };
+        judge_gate(&policy, &evidence).unwrap_err().to_string()
+    };
+    let mixed = refused(|b| drop(b[2].aspects.insert(Aspect::Load, "twice".to_owned())));
+    assert!(
+        mixed.contains("load is") && mixed.contains("`twice` in b2"),
+        "{mixed}"
+    );
+    let shard = refused(|b| b[0].shard = Some("1/3".to_owned()));
+    assert!(shard.contains("b0 is shard 1/3"), "{shard}");
+    let twice = refused(|b| b.push(b[0].clone()));
+    assert!(twice.contains("the same run"), "{twice}");
 }
 
 #[test]
@@ -211,6 +251,8 @@ fn demanded_evidence_must_be_there() {
     };
     assert_eq!(on(POLICY, &[], &b), GateError::NoBaseline);
     assert_eq!(on(POLICY, &a, &[]), GateError::NoCandidate);
+    let limits = "schema = 1\n[[limit]]\nmetric = \"ttft_p50\"\nmax = 9";
+    assert_eq!(on(limits, &a, &b), GateError::UnusedBaseline);
     let outputs = "schema = 1\n[outputs]\nrequired = true";
     assert_eq!(on(outputs, &a, &b), GateError::NoOutputs);
 }

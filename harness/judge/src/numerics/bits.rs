@@ -99,6 +99,15 @@ impl BitDifference {
     /// T0's verdict. Comparing nothing is inconclusive, not equal.
     pub fn verdict(&self) -> Verdict {
         match &self.first {
+            // A file that was read may contradict itself.
+            None if self.differing_values > 0 || self.differing_rows > 0 => {
+                let reason = format!(
+                    "{} of {} values differ, and the first of them is not named",
+                    grouped(self.differing_values),
+                    grouped(self.values)
+                );
+                Verdict::from_findings(vec![reason], vec![])
+            }
             None if self.values == 0 => {
                 Verdict::from_findings(vec![], vec!["no logits were compared".to_owned()])
             }

@@ -47,10 +47,10 @@ pub use error::NumericsError;
 pub use prompt::{PromptRho, PromptScores, ScoredRow};
 pub use row::{Logit, ReferenceRow, ReferenceSummary, RowScore, decidable};
 pub use rules::{Check, CheckName, ConfigVerdict, Limits, Outcome, judge, judge_run, overall};
-pub use validation::{BitCheck, FaultCheck, Validation};
+pub use validation::{BitCheck, Checked, FaultCheck, Validation};
 pub use words::{grouped, plain};
 
 #[cfg(test)]
 mod fault_tests;
 #[cfg(test)]
-mod synthetic;
+pub(crate) mod synthetic;

@@ -9,7 +9,7 @@ pub(super) const COLUMNS: usize = 64;
 
 /// How a variant's logits come from the reference's.
 #[derive(Clone, Copy, PartialEq)]
-pub(super) enum Variation {
+pub(crate) enum Variation {
     /// Fresh noise of the monolithic pass's size.
     Clean,
     /// Bit-equal to the monolithic pass.
@@ -40,7 +40,7 @@ fn noisy(row: &[f64], sigma: f64, rng: &mut SplitMix64) -> Vec<f64> {
 }
 
 /// `prompts` prompts of `rows` rows, boundary at 4; noise of `sigma` logits on both passes.
-pub(super) fn scores(
+pub(crate) fn scores(
     prompts: usize,
     rows: usize,
     sigma: f64,

@@ -29,10 +29,27 @@ pub struct FaultCheck {
     pub config: Option<ConfigVerdict>,
 }
 
+/// What was checked.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Checked {
+    /// Name of the model, as a server of it offers it.
+    pub model: String,
+    /// sha256 of its weights.
+    pub model_sha256: String,
+    /// Version of this program.
+    pub tool_version: String,
+    /// Revision of its sources, or `unknown`.
+    pub tool_rev: String,
+}
+
 /// Everything that was found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Validation {
+    /// What was checked; absent in files of earlier versions.
+    #[serde(default)]
+    pub checked: Option<Checked>,
     /// T0.
     pub bits: Vec<BitCheck>,
     /// T1.
@@ -82,6 +99,7 @@ mod tests {
         let mut bits = BitDifference::new();
         bits.push_row("p", 0, &[1.0_f32, 2.0], &[1.0, 2.0]).unwrap();
         Validation {
+            checked: None,
             bits: vec![BitCheck {
                 config: "chunk 16".to_owned(),
                 bits,

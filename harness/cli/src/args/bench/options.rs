@@ -47,11 +47,11 @@ pub(crate) struct BenchOptions {
     #[arg(long, value_name = "URL", help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) base_url: Option<String>,
-    /// Host of the server when there is no --base-url; default: 127.0.0.1.
+    /// Host of the server when there is no --base-url; 127.0.0.1 where --port alone is given.
     #[arg(long, value_name = "HOST", help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) host: Option<String>,
-    /// Port of the server when there is no --base-url; default: 8000.
+    /// Port of the server when there is no --base-url; 8000 where --host alone is given.
     #[arg(long, help_heading = TARGET)]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) port: Option<u16>,

@@ -35,6 +35,7 @@ use pb_bench::Document;
 pub(crate) use observe::SCRAPES_FILE;
 pub(crate) use settings::Settings;
 pub(crate) use tokenizer::TargetTokenizer;
+pub(crate) use warm::CacheCell;
 pub(crate) use workload::{Known, schedule};
 
 use crate::args::{BenchArgs, BenchOptions, Format};
@@ -44,7 +45,7 @@ use crate::verbs::suite::{self, SuiteReceipt};
 use crate::{console, failure, output};
 
 /// Name of the one measured arm.
-const ARM: &str = "target";
+pub(crate) const ARM: &str = "target";
 
 /// Runs the verb.
 pub(crate) fn run(args: &BenchArgs) -> Result<ExitCode> {

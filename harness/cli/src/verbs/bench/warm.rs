@@ -93,6 +93,19 @@ impl CacheCell {
         }
     }
 
+    /// The server was started for this run with an empty cache, which never evicts and keeps whole
+    /// blocks of `block` tokens.
+    pub(crate) fn empty(plan: Plan, block: u32) -> CacheCell {
+        let prefixes = Prefixes::new(&plan, &[], block);
+        let claim = Claim::of("cold", &plan, prefixes, false).with_server(Some(block), 0, false);
+        CacheCell {
+            plan,
+            fields: Map::new(),
+            receipt: json!({"state": "cold", "block_size": block}),
+            claim,
+        }
+    }
+
     /// The cache is made cold.
     ///
     /// # Errors

@@ -1,6 +1,9 @@
 //! `prefillbench engine ...`: the reference engine without a model.
 
+mod record;
+mod recording;
 mod replay;
+mod served;
 mod simulate;
 mod summary;
 
@@ -9,6 +12,14 @@ use std::process::ExitCode;
 use anyhow::Result;
 
 use crate::args::{EngineArgs, EngineWhat};
+
+#[cfg(test)]
+pub(crate) use recording::{Recording, START};
+#[cfg(test)]
+pub(crate) use served::EngineServer;
+
+/// Token ids of simulated prompts and outputs are below this.
+pub(crate) const VOCAB: usize = 32_000;
 
 /// Runs the chosen use.
 pub(crate) fn run(args: &EngineArgs) -> Result<ExitCode> {

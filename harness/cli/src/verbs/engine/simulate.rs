@@ -9,21 +9,18 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use pb_contract::{
-    Clock, EngineConfig, EngineEvent, EngineRequest, Nanos, RequestId, SamplingParams, TokenId,
-    VirtualClock,
+    Clock, EngineConfig, EngineEvent, EngineRequest, Nanos, RequestId, TokenId, VirtualClock,
 };
 use pb_core::sim::{CostModel, SimExecutor};
 use pb_core::{Engine, EngineSpec, StepOutput};
 use pb_workloads::trace::{self, PromptTokens, TraceReader, TraceRow};
 use serde_json::{Map, Value, json};
 
+use super::{VOCAB, record, served};
 use crate::args::{PresetArg, SimulateArgs, TraceFormat};
 use crate::output;
 use crate::progress::Progress;
 use crate::verbs::engine::summary::Summary;
-
-/// Token ids of simulated prompts and outputs.
-const VOCAB: usize = 32_000;
 
 /// Thirty years: far from where the clock, in nanoseconds, would run over.
 const LATEST_ARRIVAL: Nanos = Nanos::from_secs(1_000_000_000);
@@ -36,6 +33,9 @@ pub(crate) fn run(args: &SimulateArgs) -> Result<ExitCode> {
     let rows = read_trace(args)?;
     let config = config(args, &rows)?;
     let cost = cost(args)?;
+    if let Some(out) = &args.out {
+        return record::run(args, out, &rows, config, cost);
+    }
     let mut steps = args.steps.as_deref().map(step_file).transpose()?;
     let progress = Progress::new();
     progress.phase(format!("serving {} requests in virtual time", rows.len()));
@@ -74,13 +74,31 @@ fn read_trace(args: &SimulateArgs) -> Result<Vec<TraceRow>> {
         TraceFormat::Mooncake => trace::TraceFormat::Mooncake,
     };
     let reader = TraceReader::open(&args.trace, format)?;
-    let rows = reader.take(args.limit.unwrap_or(usize::MAX));
-    let rows: Vec<TraceRow> = rows.collect::<Result<_, _>>()?;
+    // What is passed over is read all the same: a row of it may be none.
+    let all = reader.take(args.skip.saturating_add(args.limit.unwrap_or(usize::MAX)));
+    let mut rows: Vec<TraceRow> = Vec::new();
+    for (number, row) in all.enumerate() {
+        let row = row?;
+        if number >= args.skip {
+            rows.push(row);
+        }
+    }
     ensure!(
         !rows.is_empty(),
-        "{}: no request in it",
-        args.trace.display()
+        "{}: no request in it{}",
+        args.trace.display(),
+        match args.skip {
+            0 => String::new(),
+            skip => format!(" after the first {skip} (--skip)"),
+        }
     );
+    if args.skip > 0 {
+        // The first that is served opens the run.
+        let first = rows[0].arrival_ns;
+        for row in &mut rows {
+            row.arrival_ns = row.arrival_ns.saturating_sub(first);
+        }
+    }
     if let Some(late) = rows.iter().find(|row| row.arrival_ns > LATEST_ARRIVAL) {
         bail!(
             "{}: a request arrives {} s after the start; at most {} s can be simulated",
@@ -236,21 +254,9 @@ impl<'a> Simulation<'a> {
         let made = trace::open_requests(std::slice::from_ref(row), &self.prompts);
         let body = made.into_iter().next().map(|request| request.body);
         let body = body.context("a row makes one request")?;
-        Ok(EngineRequest {
-            id,
-            prompt: body.prompt.ids().unwrap_or_default().to_vec(),
-            sampling: SamplingParams {
-                temperature: 0.0,
-                ignore_eos: true,
-                max_tokens: body.max_tokens,
-                ..SamplingParams::default()
-            },
-            cache_salt: None,
-            adapter: None,
-            priority: 0,
-            fork_of: None,
-            arrival: row.arrival_ns,
-        })
+        let prompt = body.prompt.ids().unwrap_or_default().to_vec();
+        let (most, salt) = (body.max_tokens, &body.cache_salt);
+        Ok(served::request(id, prompt, most, row.arrival_ns, salt))
     }
 
     fn document(&self, args: &SimulateArgs, cost: &CostModel, rows: &[TraceRow]) -> Value {

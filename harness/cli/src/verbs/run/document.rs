@@ -171,14 +171,16 @@ impl Document {
         document
     }
 
-    /// 1 when something is against what was expected, 3 when something is open or missing.
+    /// 1 when something is against what was expected or a demand of `bench.slo` was not met, 3
+    /// when something is open or missing.
     fn code(&self) -> u8 {
         let against = |one: &ComparisonNote| one.as_expected == Some(false);
         let open = |one: &ComparisonNote| one.as_expected.is_none();
         let unusable = |cell: &CellNote| cell.valid != Some(true);
         // Without a hypothesis the question is whether all of it could be measured.
         let measured = !self.comparisons.is_empty() || !self.cells.iter().any(unusable);
-        if self.comparisons.iter().any(against) {
+        let missed = self.cells.iter().any(|cell| !cell.gates_failed.is_empty());
+        if missed || self.comparisons.iter().any(against) {
             1
         } else if self.state != State::Complete || self.comparisons.iter().any(open) || !measured {
             3
@@ -275,6 +277,7 @@ impl Document {
             let told = match cell.state.as_str() {
                 "failed" => "failed",
                 "complete" if cell.valid == Some(false) => "not valid",
+                "missing" if !cell.reasons.is_empty() => "missing",
                 _ => continue,
             };
             told_of += 1;

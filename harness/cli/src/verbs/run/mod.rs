@@ -8,6 +8,10 @@
 mod document;
 mod order;
 mod plan;
+#[cfg(test)]
+mod planted;
+#[cfg(test)]
+mod planted_tests;
 mod runner;
 mod server;
 mod store;

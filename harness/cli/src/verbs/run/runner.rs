@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use pb_contract::{Clock, Nanos, WallClock};
 
 use super::document::{CellNote, Document, Found, State};
@@ -44,7 +44,7 @@ impl Runner {
     /// blocks of which a cell is not valid.
     ///
     /// # Errors
-    /// A cell that cannot be read.
+    /// A cell that cannot be read, or that is a copy of another one.
     pub(crate) fn new(
         plan: Plan,
         store: Store,
@@ -59,6 +59,7 @@ impl Runner {
                 done.insert(cell, finished);
             }
         }
+        no_copies(&plan, &done)?;
         if retry_void {
             let void = |(cell, finished): (&CellId, &Done)| {
                 (!finished.reasons().is_empty()).then_some(cell.block)
@@ -112,7 +113,7 @@ impl Runner {
 
     /// The cells of a step that have to be run now.
     fn missing(&self, block: usize, step: &Step) -> Vec<CellId> {
-        let given_up = self.failed_starts.get(&step.arm) >= Some(&FAILED_STARTS);
+        let given_up = self.is_given_up(step.arm);
         let cells = step.conditions.iter().map(|&condition| CellId {
             block,
             condition,
@@ -125,6 +126,20 @@ impl Runner {
                 && !self.done.contains_key(cell)
         };
         cells.filter(wanted).collect()
+    }
+
+    /// Whether an arm is left alone, since its server does not start.
+    fn is_given_up(&self, arm: usize) -> bool {
+        self.failed_starts.get(&arm) >= Some(&FAILED_STARTS)
+    }
+
+    /// Why the cells of an arm that is left alone are missing.
+    fn left_alone(&self, arm: usize) -> String {
+        format!(
+            "not run: the server of {} did not start {FAILED_STARTS} times in a row, so the arm is \
+             left alone; run the suite again when it starts",
+            self.plan.suite.arms[arm].name
+        )
     }
 
     /// Closes the conditions that the blocks before `block` settled.
@@ -172,6 +187,9 @@ impl Runner {
                 for &cell in cells {
                     self.failed(cell, &error, stopped, start)?;
                 }
+                if self.is_given_up(first.arm) {
+                    self.progress.note(self.left_alone(first.arm));
+                }
                 return Ok(());
             }
         };
@@ -215,6 +233,7 @@ impl Runner {
         let done = Done {
             document: serde_json::to_value(&measured)?,
             wall_ns,
+            fingerprint: None,
         };
         for reason in done.reasons() {
             let label = self.plan.label(cell);
@@ -357,6 +376,10 @@ impl Runner {
                 None => told
                     .as_ref()
                     .and_then(|file| file.why.clone())
+                    .or_else(|| {
+                        self.is_given_up(cell.arm)
+                            .then(|| self.left_alone(cell.arm))
+                    })
                     .into_iter()
                     .collect(),
             },
@@ -366,4 +389,26 @@ impl Runner {
             wall_s: done.map(|done| done.wall_ns.as_secs_f64()),
         })
     }
+}
+
+/// A cell that was copied over another one is no second measurement.
+///
+/// # Errors
+/// Two finished cells with the same instants.
+fn no_copies(plan: &Plan, done: &BTreeMap<CellId, Done>) -> Result<()> {
+    let mut seen: BTreeMap<u64, CellId> = BTreeMap::new();
+    for (&cell, finished) in done {
+        let first = finished
+            .fingerprint
+            .and_then(|hash| seen.insert(hash, cell));
+        if let Some(first) = first {
+            bail!(
+                "{} and {} are the same run: a copy is no second measurement; remove the copy, and \
+                 its cell is run",
+                plan.folder(first),
+                plan.folder(cell)
+            );
+        }
+    }
+    Ok(())
 }

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use pb_contract::Nanos;
 use pb_contract::manifest::RunState;
+use pb_judge::compare::fingerprint;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -70,6 +71,8 @@ pub(crate) struct Done {
     pub(crate) document: Value,
     /// What it took, with its server.
     pub(crate) wall_ns: Nanos,
+    /// Hash of its instants; absent of a cell that was measured by this process.
+    pub(crate) fingerprint: Option<u64>,
 }
 
 impl Done {
@@ -246,6 +249,7 @@ impl Store {
         Ok(Some(Done {
             document: serde_json::to_value(&run.document)?,
             wall_ns: file.wall_ns,
+            fingerprint: fingerprint(run.tally.rows()),
         }))
     }
 }

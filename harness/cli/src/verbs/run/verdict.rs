@@ -10,10 +10,7 @@ use pb_stats::{
 };
 
 use super::store::Done;
-use crate::verbs::suite::{Comparison, Expect, Scale, StopRule};
-
-/// Fewest pairs for any claim.
-pub(crate) const LEAST_PAIRS: usize = 3;
+use crate::verbs::suite::{Comparison, Expect, LEAST_PAIRS, Scale, StopRule};
 
 /// A late client may take this share of an effect at most.
 const LAG_SHARE: f64 = 0.05;

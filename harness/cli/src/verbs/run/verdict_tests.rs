@@ -41,6 +41,7 @@ fn cell(ttft_ms: f64) -> Done {
             "schedule_sha256": "s",
         }),
         wall_ns: Nanos::ZERO,
+        fingerprint: None,
     }
 }
 

@@ -14,6 +14,9 @@ const SCHEMA: u32 = 2;
 /// Most blocks of a suite.
 pub(crate) const MOST_BLOCKS: usize = 1_000;
 
+/// Fewest pairs, one a block, for any claim.
+pub(crate) const LEAST_PAIRS: usize = 3;
+
 /// A suite file.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -327,6 +330,13 @@ impl Suite {
         if !(1..=MOST_BLOCKS).contains(&run.blocks) {
             bail!(
                 "run.blocks = {}: give a number from 1 to {MOST_BLOCKS}",
+                run.blocks
+            );
+        }
+        if !self.hypotheses.is_empty() && run.blocks < LEAST_PAIRS {
+            bail!(
+                "run.blocks = {}: a hypothesis is judged over at least {LEAST_PAIRS} blocks; run \
+                 as many, or take the hypotheses out",
                 run.blocks
             );
         }

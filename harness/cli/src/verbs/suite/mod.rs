@@ -12,7 +12,7 @@ mod metric;
 mod resolve;
 mod select;
 
-pub(crate) use file::{Fresh, StopRule, SuiteReceipt};
+pub(crate) use file::{Fresh, LEAST_PAIRS, StopRule, SuiteReceipt};
 pub(crate) use hypothesis::{Comparison, Expect};
 pub(crate) use metric::{Metric, Scale};
 pub(crate) use resolve::{Arm, Resolved, Way};

@@ -102,6 +102,12 @@ const MISTAKES: &[Mistake] = &[
     ),
     ("question", "problem", &["problem", "question"]),
     (
+        "[arms.large]",
+        "[run]\nblocks = 2\n[[hypothesis]]\nname = \"h\"\nmetric = \"ttft_ms.p50\"\n\
+         baseline = \"small\"\ncandidate = \"large\"\n[arms.large]",
+        &["run.blocks = 2", "at least 3 blocks"],
+    ),
+    (
         "num_prompts = 7",
         "cache = \"hot\"",
         &["line 13", "hot", "cold"],
