@@ -7,6 +7,7 @@ mod leak;
 mod merge;
 mod mock;
 mod names;
+mod report;
 mod run;
 mod serve;
 mod trace;
@@ -24,6 +25,7 @@ pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateA
 pub(crate) use leak::{LeakApi, LeakArgs, LeakUnit};
 pub(crate) use merge::MergeArgs;
 pub(crate) use mock::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};
+pub(crate) use report::{DiffArgs, ReportArgs, ReportWhat};
 pub(crate) use run::{GuardArgs, RunArgs};
 pub(crate) use serve::{LoraModule, ServeArgs, ServeEngineArgs, Switch};
 pub(crate) use trace::{
@@ -133,7 +135,7 @@ pub(crate) enum Verb {
     Leak(Box<LeakArgs>),
     /// Serve scripted streams with known times, faults and a pretended cache.
     Mock(Box<MockArgs>),
-    /// Render a run directory again, finished or interrupted.
+    /// Render a run or a whole suite, finished or interrupted; show what differs between runs.
     Report(ReportArgs),
     /// Print a shell completion script.
     Completions(CompletionsArgs),
@@ -386,16 +388,6 @@ pub(crate) struct KvShapeArgs {
     #[arg(long)]
     pub(crate) tokens: u64,
     /// Print one JSON document.
-    #[arg(long)]
-    pub(crate) json: bool,
-}
-
-/// Arguments of `report`.
-#[derive(Debug, Args)]
-pub(crate) struct ReportArgs {
-    /// Run directory.
-    pub(crate) run: PathBuf,
-    /// Print the verdict as one JSON document.
     #[arg(long)]
     pub(crate) json: bool,
 }

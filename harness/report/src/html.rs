@@ -29,6 +29,8 @@ pub(crate) struct Page {
     pub(crate) sentence: String,
     pub(crate) reasons: Vec<String>,
     pub(crate) style: &'static str,
+    /// Whether a list of its sections leads to them.
+    pub(crate) contents: bool,
     pub(crate) sections: Vec<HtmlSection>,
 }
 
@@ -58,6 +60,7 @@ pub(crate) fn render(data: &RunData, verdict: &RunVerdict) -> Result<String, Rep
             .map(|r| visible(r))
             .collect(),
         style: STYLE,
+        contents: false,
         sections: sections(verdict, Detail::Full)
             .iter()
             .map(|s| html_section(s, &mut figures))
@@ -123,6 +126,8 @@ fn figures(data: &RunData, verdict: &RunVerdict) -> Vec<(&'static str, Figure)> 
     figures.push(("latency", distribution(data, &arms, itl_class, Which::Itl)));
     let timeline = plots::timeline::timeline("timeline", data, &arms, itl_class, block);
     figures.push(("latency", timeline));
+    let time = plots::step_time::step_time("step-time", data, &arms, block);
+    figures.extend(time.map(|figure| ("steps", figure)));
     figures.push(("steps", plots::step_cost::step_cost("steps", data, &arms)));
     figures.push((
         "buckets",

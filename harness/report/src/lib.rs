@@ -6,10 +6,13 @@
 //! with its interval; whoever reads nothing else has read the result.
 
 pub mod bench;
+pub mod diff;
 mod format;
 mod html;
+pub mod perfetto;
 mod plots;
 mod sections;
+pub mod suite;
 mod svg;
 mod table;
 mod text;

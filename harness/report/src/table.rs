@@ -1,5 +1,7 @@
 //! A table before it is drawn, so that the terminal, Markdown and HTML show the same cells.
 
+use std::collections::BTreeMap;
+
 use comfy_table::{
     Cell, CellAlignment, ColumnConstraint, ContentArrangement, LineStyle, Table as Drawn,
     TableStyle, Width,
@@ -25,6 +27,14 @@ pub(crate) struct Table {
     pub words: usize,
     /// Rows.
     pub rows: Vec<Vec<String>>,
+    /// Styles of single cells on the page, by row and column.
+    pub classes: BTreeMap<(usize, usize), &'static str>,
+    /// Where the first cells of rows lead to: paths below the page's own directory.
+    pub links: BTreeMap<usize, String>,
+    /// Style of the table on the page.
+    pub kind: &'static str,
+    /// The last column holds sentences.
+    pub wraps_last: bool,
 }
 
 impl Table {
@@ -38,7 +48,7 @@ impl Table {
             caption: visible(&caption.into()),
             headers: headers.iter().map(|h| visible(h.as_ref())).collect(),
             words,
-            rows: Vec::new(),
+            ..Table::default()
         }
     }
 
@@ -130,8 +140,14 @@ impl Table {
         lines.join("\n")
     }
 
+    /// Whether a column holds numbers.
+    fn is_number(&self, column: usize) -> bool {
+        let sentence = self.wraps_last && column + 1 == self.headers.len();
+        column >= self.words && !sentence
+    }
+
     fn cell(&self, column: usize, text: &str) -> Cell {
-        let right = column >= self.words;
+        let right = self.is_number(column);
         let alignment = if right {
             CellAlignment::Right
         } else {
@@ -147,12 +163,36 @@ impl Table {
         text.push_str(&line(
             self.headers.iter().map(|h| markdown_safe(h)).collect(),
         ));
-        let rule = |i| if i >= self.words { "---:" } else { "---" }.to_owned();
+        let rule = |i| if self.is_number(i) { "---:" } else { "---" }.to_owned();
         text.push_str(&line((0..self.headers.len()).map(rule).collect()));
-        for row in &self.rows {
-            text.push_str(&line(row.iter().map(|cell| markdown_safe(cell)).collect()));
+        for (number, row) in self.rows.iter().enumerate() {
+            let mut cells: Vec<String> = row.iter().map(|cell| markdown_safe(cell)).collect();
+            if let (Some(path), Some(first)) = (self.links.get(&number), cells.first_mut()) {
+                *first = format!("[{first}]({})", address(path));
+            }
+            text.push_str(&line(cells));
         }
         text
+    }
+
+    fn html_cell(&self, row: usize, column: usize, cell: &str) -> String {
+        let text = escape(cell);
+        if column == 0 {
+            let text = match self.links.get(&row) {
+                Some(path) => format!("<a href=\"{}\">{text}</a>", address(path)),
+                None => text,
+            };
+            return format!("<th scope=\"row\">{text}</th>");
+        }
+        let class = match (self.classes.get(&(row, column)), self.is_number(column)) {
+            (Some(class), _) => class,
+            (None, true) => "number",
+            (None, false) => state_class(cell),
+        };
+        match class {
+            "" => format!("<td>{text}</td>"),
+            class => format!("<td class=\"{class}\">{text}</td>"),
+        }
     }
 
     /// As an HTML table in a box that scrolls by itself, so that a narrow window never scrolls
@@ -161,10 +201,14 @@ impl Table {
         let caption = escape(&self.caption);
         let mut text = format!(
             "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{caption}\">\n\
-             <table>\n<caption>{caption}</caption>\n<thead><tr>"
+             <table{}>\n<caption>{caption}</caption>\n<thead><tr>",
+            match self.kind {
+                "" => String::new(),
+                kind => format!(" class=\"{kind}\""),
+            }
         );
         for (i, header) in self.headers.iter().enumerate() {
-            let class = if i >= self.words {
+            let class = if self.is_number(i) {
                 " class=\"number\""
             } else {
                 ""
@@ -172,15 +216,10 @@ impl Table {
             text.push_str(&format!("<th scope=\"col\"{class}>{}</th>", escape(header)));
         }
         text.push_str("</tr></thead>\n<tbody>\n");
-        for row in &self.rows {
+        for (number, row) in self.rows.iter().enumerate() {
             text.push_str("<tr>");
             for (i, cell) in row.iter().enumerate() {
-                let cell_text = escape(cell);
-                text.push_str(&match i {
-                    0 => format!("<th scope=\"row\">{cell_text}</th>"),
-                    i if i >= self.words => format!("<td class=\"number\">{cell_text}</td>"),
-                    _ => format!("<td{}>{cell_text}</td>", state_class(cell)),
-                });
+                text.push_str(&self.html_cell(number, i, cell));
             }
             text.push_str("</tr>\n");
         }
@@ -192,7 +231,7 @@ impl Table {
 /// The class of a cell whose whole text is a conclusion.
 fn state_class(cell: &str) -> &'static str {
     match cell {
-        "held" | "passed" | "pass" | "better" | "rejected" | "proven" => " class=\"good\"",
+        "held" | "passed" | "pass" | "better" | "rejected" | "proven" | "valid" => "good",
         "BROKEN"
         | "FAILED"
         | "fail"
@@ -200,10 +239,25 @@ fn state_class(cell: &str) -> &'static str {
         | "worse"
         | "NOT NOTICED"
         | "NOT PROVEN"
-        | "void" => " class=\"bad\"",
-        "inconclusive" | "not checked" | "not held" => " class=\"open\"",
+        | "void" => "bad",
+        "inconclusive" | "not checked" | "not held" | "missing" | "unfinished" => "open",
         _ => "",
     }
+}
+
+/// A path as a relative address: what has a meaning in one is written by its codes. The dot in
+/// front keeps a name with a colon from being a scheme.
+fn address(path: &str) -> String {
+    let mut address = "./".to_owned();
+    for byte in path.bytes() {
+        match byte {
+            b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'_' | b'.' | b'/' => {
+                address.push(char::from(byte));
+            }
+            byte => address.push_str(&format!("%{byte:02X}")),
+        }
+    }
+    address
 }
 
 /// Text that Markdown shows as it is, on one line.
@@ -227,6 +281,21 @@ pub(crate) fn markdown_safe(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_are_relative_and_nothing_in_them_acts() {
+        let mut table = Table::new("c", 1, &["cell"]);
+        table.push(vec!["a".to_owned()]);
+        let path = "x:y/a b=\"1\"),~1/report.html".to_owned();
+        table.links.insert(0, path);
+        let address = "./x%3Ay/a%20b%3D%221%22%29%2C%7E1/report.html";
+        assert!(
+            table
+                .html()
+                .contains(&format!("<a href=\"{address}\">a</a>"))
+        );
+        assert!(table.markdown().contains(&format!("[a]({address})")));
+    }
 
     fn sample() -> Table {
         let mut table = Table::new("Latency in ms", 1, &["arm", "p50"]);

@@ -48,9 +48,9 @@ fn a_whole_run_reads_from_the_verdict_down() {
     };
     let places: Vec<usize> = order.into_iter().map(place).collect();
     assert!(places.is_sorted(), "{places:?}");
-    // Seven pictures, each with a title and a description of its own.
+    // Eight pictures, each with a title and a description of its own.
     for part in ["<svg ", "<title id=", "<desc id=", "<figcaption>"] {
-        assert_eq!(page.matches(part).count(), 7, "{part}");
+        assert_eq!(page.matches(part).count(), 8, "{part}");
     }
     assert_eq!(
         page.matches("<table>").count(),

@@ -1,20 +1,28 @@
-//! `prefillbench report RUN`: makes the numbers of a run directory again from its rows and
-//! renders them. A run that compares arms is judged; a load run has its document.
+//! `prefillbench report DIR`: makes the numbers of a run directory again from its rows and renders
+//! them. A run that compares arms is judged; a load run has its document; a suite has its verdicts
+//! and the maps of its cells.
+
+mod browser;
+mod diff;
+mod suite;
+mod trace;
 
 use std::io::IsTerminal;
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pb_bench::files::RunFiles;
 use pb_bench::{DOCUMENT_FILE, SERVER_FILE, ServerPoint};
 use pb_judge::run::{RunNotes, RunVerdict, judge};
 use pb_record::{RecordStream, RunReader, read_rows, write_atomic, write_json_atomic};
-use pb_report::bench::{BenchReport, Pictures};
+use pb_report::bench::{BenchReport, Pictures, TRANSFERS_FILE};
 
 use super::quickstart::NOTES_FILE;
-use crate::args::ReportArgs;
+use crate::args::{ReportArgs, ReportWhat};
 use crate::{console, output};
+
+pub(crate) use suite::render_suite;
 
 /// Name of the page.
 pub(crate) const HTML_FILE: &str = "report.html";
@@ -65,16 +73,41 @@ pub(crate) fn color() -> bool {
     std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
 }
 
-/// Renders a run directory again.
+/// Renders a directory again.
 pub(crate) fn run(args: &ReportArgs) -> Result<ExitCode> {
-    let cannot = || format!("cannot render the run directory {}", args.run.display());
-    let stream = RecordStream::open(&args.run).with_context(cannot)?;
-    if stream.manifest().kind == BENCH {
-        return run_bench(args).with_context(cannot);
+    if let Some(ReportWhat::Diff(args)) = &args.what {
+        return diff::run(args);
     }
-    let rendered = render(&args.run).with_context(cannot)?;
+    let dir = args.run.as_deref().context("name a directory to report")?;
+    let cannot = || format!("cannot render the run directory {}", dir.display());
+    if args.open {
+        browser::check()?;
+    }
+    let code = match suite::is_suite(dir) {
+        true => suite::run(args, dir).with_context(cannot)?,
+        false => run_of_rows(args, dir).with_context(cannot)?,
+    };
+    let page = dir.join(HTML_FILE);
+    console::say(format!("report: {}", page.display()));
+    if args.open {
+        browser::open(&page)?;
+    }
+    Ok(code)
+}
+
+fn run_of_rows(args: &ReportArgs, dir: &Path) -> Result<ExitCode> {
+    if args.cells {
+        bail!("--cells: a run has no cells; name the directory of a suite's run");
+    }
+    let stream = RecordStream::open(dir)?;
+    if stream.manifest().kind == BENCH {
+        return run_bench(args, dir);
+    }
+    if let Some(file) = &args.perfetto {
+        trace::of_judged(dir, file)?;
+    }
+    let rendered = render(dir)?;
     print(&rendered, args.json)?;
-    console::say(format!("report: {}", args.run.join(HTML_FILE).display()));
     Ok(ExitCode::from(rendered.verdict.outcome.exit_code()))
 }
 
@@ -102,7 +135,8 @@ impl RenderedBench {
 pub(crate) fn render_bench(dir: &Path) -> Result<RenderedBench> {
     let run = pb_bench::files::read(dir)?;
     let server: Vec<ServerPoint> = read_rows(dir, SERVER_FILE)?.unwrap_or_default();
-    let mut pictures = Pictures::new(&run.document, &run.tally, server);
+    let transfers = read_rows(dir, TRANSFERS_FILE)?.unwrap_or_default();
+    let mut pictures = Pictures::new(&run.document, &run.tally, server).with_transfers(transfers);
     // The rows once more: what pictures need of the tokens depends on the whole run.
     let mut stream = RecordStream::open(dir)?;
     while let Some(record) = stream.next_record()? {
@@ -123,13 +157,15 @@ pub(crate) fn render_bench(dir: &Path) -> Result<RenderedBench> {
     Ok(rendered)
 }
 
-fn run_bench(args: &ReportArgs) -> Result<ExitCode> {
-    let rendered = render_bench(&args.run)?;
+fn run_bench(args: &ReportArgs, dir: &Path) -> Result<ExitCode> {
+    let rendered = render_bench(dir)?;
+    if let Some(file) = &args.perfetto {
+        trace::of_bench(dir, &rendered.run, file)?;
+    }
     let document = &rendered.run.document;
     match args.json {
         true => output::json(document)?,
         false => output::painted(&rendered.report().terminal(TABLE_WIDTH, color()))?,
     }
-    console::say(format!("report: {}", args.run.join(HTML_FILE).display()));
     Ok(ExitCode::from(document.exit_code()))
 }

@@ -11,6 +11,8 @@ use pb_contract::{FailKind, Nanos, RequestRow, RequestStatus, TokenRow};
 use pb_judge::run::Counted;
 use pb_record::metrics::{Repeated, event_gaps, request_metrics};
 
+use super::transfers::TransferNote;
+
 /// Requests drawn one by one: the first ones by arrival.
 pub(crate) const FIRST: usize = 200;
 
@@ -75,6 +77,7 @@ pub struct Pictures {
     pub(crate) gaps: BTreeMap<u64, (u64, u64)>,
     pub(crate) stall_ns: Option<u64>,
     pub(crate) server: Vec<ServerPoint>,
+    pub(crate) transfers: Vec<TransferNote>,
     pub(crate) failures: Vec<Failure>,
     pub(crate) more_failures: u64,
     /// Numbers in `dots` of those that are drawn one by one.
@@ -124,11 +127,19 @@ impl Pictures {
             gaps: BTreeMap::new(),
             stall_ns: stall_ms.map(|ms| (ms * 1e6).round() as u64),
             server,
+            transfers: Vec::new(),
             failures,
             more_failures,
             classes,
             dots,
         }
+    }
+
+    /// Takes in the KV transfers between the workers of the run.
+    #[must_use]
+    pub fn with_transfers(mut self, transfers: Vec<TransferNote>) -> Pictures {
+        self.transfers = transfers;
+        self
     }
 
     /// Takes a record in, for the gaps over time and the stalls of each request.

@@ -8,9 +8,11 @@ mod numbers;
 mod origin;
 mod pictures;
 mod sections;
+mod transfers;
 mod waterfall;
 
 pub use collect::Pictures;
+pub use transfers::{TRANSFERS_FILE, TransferNote};
 
 use pb_bench::Document;
 use pb_record::visible;
@@ -95,6 +97,7 @@ impl BenchReport<'_> {
                 .map(|r| visible(r))
                 .collect(),
             style: html::STYLE,
+            contents: false,
             sections: parts
                 .iter()
                 .map(|s| html::html_section(s, &mut figures))

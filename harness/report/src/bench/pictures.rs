@@ -60,6 +60,8 @@ pub(super) fn figures(document: &Document, pictures: &Pictures) -> Vec<(&'static
             .into_iter()
             .map(|figure| ("server", figure)),
     );
+    let transfers = super::transfers::figure(&pictures.transfers);
+    figures.extend(transfers.map(|figure| ("transfers", figure)));
     figures.extend(
         waterfall::figures(pictures)
             .into_iter()

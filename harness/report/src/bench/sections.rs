@@ -88,6 +88,7 @@ pub(super) fn sections(report: &BenchReport<'_>) -> Vec<Section> {
     all.extend(failures(report));
     all.push(load(document));
     all.extend(document.server.as_ref().map(server));
+    all.extend(super::transfers::section(&report.pictures.transfers));
     all.push(calibration(document.calibration.as_ref()));
     all.extend(shards(&document.shards));
     all.push(Section::new("requests", "Each request"));

@@ -9,6 +9,7 @@ pub(crate) mod ecdf;
 pub(crate) mod forest;
 pub(crate) mod numerics;
 pub(crate) mod step_cost;
+pub(crate) mod step_time;
 pub(crate) mod timeline;
 
 use serde::Serialize;

@@ -27,7 +27,7 @@ use serde_json::json;
 
 use crate::args::RunArgs;
 use crate::interrupt::Interrupt;
-use crate::verbs::suite;
+use crate::verbs::{report, suite};
 use crate::{console, output, paths};
 use plan::{CellId, Load, Plan, least};
 use runner::Runner;
@@ -58,6 +58,11 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     };
     output::line(&text)?;
     console::say(told(&dir));
+    match report::render_suite(&dir) {
+        Ok(_) => console::say(format!("report: {}", dir.join(report::HTML_FILE).display())),
+        // The verdicts are there; a page that is not changes none of them.
+        Err(error) => console::say(format!("no report was written: {error:#}")),
+    }
     if let Some(way) = document.way_on() {
         let (suite, dir) = (args.suite.display(), dir.display());
         console::say(format!(

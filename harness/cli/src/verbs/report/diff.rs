@@ -1,0 +1,64 @@
+//! `prefillbench report diff A B`: what differs between two runs.
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result};
+use pb_bench::files::RunFiles;
+use pb_judge::compare::{CompareRules, Comparison, compare};
+use pb_report::diff::{Diff, Side, diff};
+use pb_report::versus::comparison_terminal;
+use serde::Serialize;
+
+use super::{TABLE_WIDTH, color};
+use crate::args::DiffArgs;
+use crate::output;
+use crate::verbs::runs;
+
+/// What `--json` prints.
+#[derive(Serialize)]
+struct Document<'a> {
+    #[serde(flatten)]
+    diff: &'a Diff,
+    /// Null unless it was asked for.
+    verdict: Option<&'a Comparison>,
+}
+
+/// Shows the differences, and judges the pair when asked.
+pub(super) fn run(args: &DiffArgs) -> Result<ExitCode> {
+    let read = |dir: &Path| -> Result<RunFiles> {
+        let cannot = || format!("cannot read the run {}", dir.display());
+        pb_bench::files::read(dir).with_context(cannot)
+    };
+    let files = [read(&args.first)?, read(&args.second)?];
+    let names = [&args.first, &args.second].map(|dir| dir.display().to_string());
+    let side = |i: usize| Side {
+        name: &names[i],
+        manifest: &files[i].manifest,
+        document: &files[i].document,
+    };
+    let diff = diff(side(0), side(1))?;
+    let verdict = args.verdict.then(|| judged(args)).transpose()?;
+    if args.json {
+        output::json(&Document {
+            diff: &diff,
+            verdict: verdict.as_ref(),
+        })?;
+    } else {
+        let mut text = diff.terminal(TABLE_WIDTH, color());
+        if let Some(verdict) = &verdict {
+            text.push('\n');
+            text.push_str(&comparison_terminal(verdict, TABLE_WIDTH, color()));
+        }
+        output::painted(text.trim_end())?;
+    }
+    let code = verdict.map_or(0, |verdict| verdict.outcome.exit_code());
+    Ok(ExitCode::from(code))
+}
+
+/// The pair by the rules of `compare`.
+fn judged(args: &DiffArgs) -> Result<Comparison> {
+    let read = |dir: &Path| runs::read(&[dir.to_owned()]);
+    let rules = CompareRules::default();
+    Ok(compare(&read(&args.first)?, &read(&args.second)?, &rules)?)
+}

@@ -1,0 +1,143 @@
+//! All figures of a candidate side by side: what it wins, what it pays.
+
+use super::gains::{attributes, class, marked};
+use super::grid::{Attributes, Grid};
+use super::read::{Comparison, SuiteDir};
+use crate::format::ABSENT;
+use crate::table::Table;
+
+/// A candidate against a baseline under one load.
+struct Pair<'a> {
+    key: (&'a str, &'a str, &'a str),
+    /// A comparison for each figure, where there is one.
+    figures: Vec<Option<&'a Comparison>>,
+}
+
+/// A row for each candidate, a column for each figure that is compared, and what they come to.
+/// `None` when no candidate is compared by two figures.
+pub(super) fn table(suite: &SuiteDir) -> Option<Table> {
+    let all = &suite.file.comparisons;
+    let mut metrics: Vec<&str> = Vec::new();
+    for one in all {
+        if !metrics.contains(&one.metric.as_str()) {
+            metrics.push(&one.metric);
+        }
+    }
+    let pairs = pairs(all, &metrics);
+    let things: Vec<Attributes> = pairs
+        .iter()
+        .filter_map(|pair| {
+            pair.figures
+                .iter()
+                .flatten()
+                .next()
+                .map(|one| attributes(one))
+        })
+        .collect();
+    let grid = Grid::of(&things);
+    let mut order: Vec<usize> = (0..pairs.len()).collect();
+    order.sort_by_key(|&i| grid.places[i]);
+    let mut headers = vec!["candidate".to_owned()];
+    headers.extend(
+        metrics
+            .iter()
+            .map(|name| super::measure::Measure::new(name).words()),
+    );
+    headers.push("in all".to_owned());
+    let mut caption = "Each candidate by every figure that was asked about".to_owned();
+    if !grid.constant.is_empty() {
+        caption.push_str(&format!(" ({})", grid.constant));
+    }
+    let mut table = Table::new(caption, headers.len(), &headers);
+    for i in order {
+        let pair = &pairs[i];
+        if pair.figures.iter().flatten().count() < 2 {
+            continue;
+        }
+        let (row, column) = grid.places[i];
+        let labels = [grid.rows[row].as_str(), grid.columns[column].as_str()];
+        let labels: Vec<&str> = labels
+            .into_iter()
+            .filter(|label| !label.is_empty())
+            .collect();
+        let mut cells = vec![match labels.is_empty() {
+            true => "candidate".to_owned(),
+            false => labels.join(", "),
+        }];
+        let number = table.rows.len();
+        for (place, one) in pair.figures.iter().enumerate() {
+            let Some(one) = one else {
+                cells.push(ABSENT.to_owned());
+                continue;
+            };
+            cells.push(short(one));
+            table
+                .classes
+                .insert((number, place + 1), class(&one.verdict));
+        }
+        let (word, style) = in_all(&pair.figures);
+        cells.push(word);
+        table.classes.insert((number, metrics.len() + 1), style);
+        table.push(cells);
+    }
+    table.kind = "gains";
+    (!table.rows.is_empty()).then_some(table)
+}
+
+fn pairs<'a>(all: &'a [Comparison], metrics: &[&str]) -> Vec<Pair<'a>> {
+    let mut pairs: Vec<Pair<'a>> = Vec::new();
+    for one in all {
+        let key = (
+            one.candidate.as_str(),
+            one.baseline.as_str(),
+            one.condition.as_str(),
+        );
+        let at = match pairs.iter().position(|pair| pair.key == key) {
+            Some(at) => at,
+            None => {
+                let figures = vec![None; metrics.len()];
+                pairs.push(Pair { key, figures });
+                pairs.len() - 1
+            }
+        };
+        if let Some(metric) = metrics.iter().position(|metric| *metric == one.metric) {
+            pairs[at].figures[metric] = Some(one);
+        }
+    }
+    pairs
+}
+
+/// The verdict's mark with the change alone; the interval stands in the table of the hypothesis.
+fn short(one: &Comparison) -> String {
+    let change = one.change.map(|_| one.change_text());
+    let point = change.as_deref().and_then(|text| text.split(" [").next());
+    let marked = marked(&one.verdict);
+    match point {
+        Some(point) => format!("{marked} {point}"),
+        None => marked,
+    }
+}
+
+/// What several verdicts come to, with its style.
+fn in_all(figures: &[Option<&Comparison>]) -> (String, &'static str) {
+    let count = |words: &[&str]| {
+        let known = figures.iter().flatten();
+        known
+            .filter(|one| words.contains(&one.verdict.as_str()))
+            .count()
+    };
+    let (better, worse) = (count(&["better"]), count(&["worse"]));
+    let open = count(&["inconclusive", "void"]);
+    let (word, style) = match (better > 0, worse > 0) {
+        (true, false) => ("wins", "good"),
+        (false, true) => ("loses", "bad"),
+        (true, true) => ("trades", "even"),
+        (false, false) if open == 0 => ("the same", "even"),
+        (false, false) => ("cannot tell", "open"),
+    };
+    match open {
+        0 => (word.to_owned(), style),
+        _ if word == "cannot tell" => (word.to_owned(), style),
+        n => (format!("{word}, {n}\u{a0}open"), style),
+    }
+}

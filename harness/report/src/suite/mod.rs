@@ -1,0 +1,312 @@
+//! Reports of a suite: many cells, the verdicts on its hypotheses, and the maps of its sweep.
+//!
+//! Made from `suite.json` and the cells below it. The order is that of use: whether the numbers may
+//! be used, what was asked, where a candidate wins and where it loses and how sure that is, then
+//! the figures of every setting, and at the end every cell. A cell that is not valid is counted and
+//! named, and enters no number and no picture.
+
+mod front;
+mod fronts;
+mod gains;
+mod glance;
+mod grid;
+mod measure;
+mod pictures;
+mod read;
+mod sections;
+mod settings;
+mod validity;
+
+use std::path::Path;
+
+pub use read::{SUITE_FILE, SuiteError};
+
+use crate::ReportError;
+use crate::html::{self, Page};
+use crate::plots::Figure;
+use crate::sections::{Detail, Section};
+use crate::table::markdown_safe;
+use crate::text::{self, Paint};
+use crate::tone::Tone;
+use fronts::Front;
+use gains::{Hypothesis, hypotheses};
+use measure::Measure;
+use pb_record::visible;
+use read::SuiteDir;
+use sections::{receipt, tally};
+use settings::{Setting, Shown, conditions, settings, shown};
+use validity::{Validity, validity};
+
+/// Conditions whose pictures are drawn; the tables have all.
+const CONDITIONS: usize = 8;
+
+/// The value of a figure, for example `classes.background.itl_ms.p99`, in a document of `bench`;
+/// absent when it was not measured.
+pub(crate) fn figure(name: &str, document: &serde_json::Value) -> Option<f64> {
+    Measure::new(name).value(document)
+}
+
+/// The run of a suite to report.
+#[derive(Debug)]
+pub struct SuiteReport {
+    suite: SuiteDir,
+    validity: Validity,
+}
+
+impl SuiteReport {
+    /// Reads the directory that `prefillbench run` wrote, finished or not. The numbers of each cell
+    /// are made again from its rows, where these are there.
+    ///
+    /// # Errors
+    /// No `suite.json`, or one that cannot be read; a cell that lies elsewhere.
+    pub fn open(dir: &Path) -> Result<SuiteReport, SuiteError> {
+        let suite = read::read(dir)?;
+        Ok(SuiteReport {
+            validity: validity(&suite),
+            suite,
+        })
+    }
+
+    /// The exit code of the suite, 3 when its files contradict one another.
+    pub fn exit_code(&self) -> u8 {
+        match self.validity.broken {
+            true => 3,
+            false => self.suite.file.exit_code,
+        }
+    }
+
+    /// `suite.json` as it is.
+    pub fn document(&self) -> &serde_json::Value {
+        &self.suite.document
+    }
+
+    /// Directories of the finished cells, below that of the suite.
+    pub fn cells(&self) -> impl Iterator<Item = &str> {
+        let finished = self.suite.cells.iter();
+        let finished = finished.filter(|cell| cell.note.state == "complete");
+        finished.map(|cell| cell.note.dir.as_str())
+    }
+
+    /// The report for a terminal of `width` columns (at least 40); colours only when asked for.
+    pub fn terminal(&self, width: u16, color: bool) -> String {
+        let (paint, width) = (Paint { color }, width.max(40));
+        let columns = usize::from(width);
+        let mut out = text::wrapped(&paint, "1", &self.title(), columns);
+        out.push_str(&text::wrapped(&paint, "2", &receipt(&self.suite), columns));
+        out.push('\n');
+        let head = format!("{}. {}", self.headline(), self.sentence());
+        out.push_str(&text::wrapped(&paint, self.tone().style(), &head, columns));
+        let parts = Parts::of(self);
+        for section in parts.sections(self, Detail::Brief) {
+            out.push('\n');
+            out.push_str(&text::in_terminal(&section, &paint, width));
+        }
+        out
+    }
+
+    /// The report as Markdown (`report.md`).
+    pub fn markdown(&self) -> String {
+        let mut out = format!("# {}\n\n", markdown_safe(&self.title()));
+        out.push_str(&format!("{}\n\n", markdown_safe(&receipt(&self.suite))));
+        let (headline, sentence) = (self.headline(), self.sentence());
+        out.push_str(&format!("**{headline}.** {}\n", markdown_safe(&sentence)));
+        out.push_str(&text::markdown_sections(
+            &Parts::of(self).sections(self, Detail::Full),
+        ));
+        out
+    }
+
+    /// The report as one self-contained HTML page (`report.html`). It leads to the cells by
+    /// relative addresses and needs none of them to be read.
+    ///
+    /// # Errors
+    /// [`ReportError::Template`] only.
+    pub fn html(&self) -> Result<String, ReportError> {
+        let parts = Parts::of(self);
+        let mut figures = parts.figures();
+        let mut sections = parts.sections(self, Detail::Full);
+        // On the page they stand in the panel at the top.
+        for section in sections
+            .iter_mut()
+            .filter(|section| section.key == "validity")
+        {
+            section.text.retain(|line| !line.starts_with(REASON));
+        }
+        html::page(Page {
+            kind: "suite".to_owned(),
+            title: visible(&self.title()),
+            receipt: visible(&receipt(&self.suite)),
+            tone: self.tone().class(),
+            headline: self.headline().to_owned(),
+            sentence: visible(&self.sentence()),
+            reasons: self.validity.reasons.iter().map(|r| visible(r)).collect(),
+            style: html::STYLE,
+            contents: true,
+            sections: sections
+                .iter()
+                .map(|s| html::html_section(s, &mut figures))
+                .collect(),
+        })
+    }
+
+    fn title(&self) -> String {
+        format!("Suite {}", self.suite.file.name)
+    }
+
+    fn headline(&self) -> &'static str {
+        let file = &self.suite.file;
+        let against = file
+            .comparisons
+            .iter()
+            .any(|one| one.as_expected == Some(false));
+        let open = file.comparisons.iter().any(|one| one.as_expected.is_none());
+        match (self.validity.broken, against, file.state.as_str()) {
+            (true, ..) => "Contradicts itself: nothing may be claimed",
+            (_, true, _) => "Against an expectation",
+            (_, _, "interrupted") => "Interrupted",
+            (_, _, "incomplete") => "Incomplete",
+            _ if open => "Not all is answered",
+            _ if file.comparisons.is_empty() => "Measured, nothing compared",
+            _ => "Every comparison is answered",
+        }
+    }
+
+    fn tone(&self) -> Tone {
+        match self.headline() {
+            "Contradicts itself: nothing may be claimed" => Tone::Void,
+            "Against an expectation" => Tone::Fail,
+            "Measured, nothing compared" => Tone::Plain,
+            "Every comparison is answered" => {
+                let has = |verdict: &str| {
+                    let mut all = self.suite.file.comparisons.iter();
+                    all.any(|one| one.verdict == verdict)
+                };
+                match (has("better"), has("worse")) {
+                    (true, false) => Tone::Better,
+                    (false, true) => Tone::Worse,
+                    _ => Tone::Plain,
+                }
+            }
+            _ => Tone::Inconclusive,
+        }
+    }
+
+    fn sentence(&self) -> String {
+        let suite = &self.suite;
+        let cells = suite.cells.len();
+        let valid = suite.cells.iter().filter(|cell| cell.is_valid()).count();
+        let compared = match suite.file.comparisons.is_empty() {
+            true => String::new(),
+            false => format!("{}; ", tally(suite)),
+        };
+        format!("{compared}{valid} of {cells} cells are valid.")
+    }
+}
+
+/// What a reason against the numbers begins with.
+const REASON: &str = "Reason: ";
+
+/// What sections and pictures are made of.
+struct Parts<'a> {
+    hypotheses: Vec<Hypothesis<'a>>,
+    settings: Vec<Setting<'a>>,
+    shown: Shown,
+}
+
+impl<'a> Parts<'a> {
+    fn of(report: &'a SuiteReport) -> Parts<'a> {
+        let suite = &report.suite;
+        Parts {
+            hypotheses: hypotheses(suite),
+            settings: settings(suite),
+            shown: shown(suite),
+        }
+    }
+
+    /// All sections, validity first.
+    fn sections(&self, report: &SuiteReport, detail: Detail) -> Vec<Section> {
+        let suite = &report.suite;
+        let mut first = validity::section(suite, &report.validity, &self.settings);
+        let reasons = report.validity.reasons.iter();
+        let at = first.text.len().min(1);
+        let reasons = reasons.map(|reason| format!("{REASON}{reason}."));
+        first.text.splice(at..at, reasons);
+        let mut all = vec![first, sections::question(suite)];
+        all.extend(sections::gains(suite, &self.hypotheses));
+        let mut verdicts = sections::verdicts(suite);
+        if detail == Detail::Brief {
+            verdicts.tables.truncate(1);
+            let more = "Maps, pictures, reasons and every cell are in report.md and report.html.";
+            verdicts.text.push(more.to_owned());
+            all.push(verdicts);
+            return all;
+        }
+        all.push(verdicts);
+        all.push(sections::maps(&self.settings, &self.shown));
+        all.extend(fronts::section(&self.fronts()));
+        all.push(distributions());
+        all.push(sections::cells(suite, detail, &self.shown));
+        all
+    }
+
+    fn fronts(&self) -> Vec<Front<'_>> {
+        fronts::fronts(&self.settings, &self.shown)
+    }
+
+    /// All pictures, each with the key of the section in which it stands.
+    fn figures(&self) -> Vec<(&'static str, Figure)> {
+        let mut figures = Vec::new();
+        for (number, hypothesis) in self.hypotheses.iter().enumerate() {
+            let figure = pictures::forest(&format!("forest{number}"), hypothesis);
+            figures.extend(figure.map(|figure| ("verdicts", figure)));
+        }
+        let fronts = fronts::figures(&self.fronts());
+        figures.extend(fronts.into_iter().map(|figure| ("front", figure)));
+        figures.extend(
+            self.quantiles()
+                .into_iter()
+                .map(|figure| ("distributions", figure)),
+        );
+        figures
+    }
+
+    fn quantiles(&self) -> Vec<Figure> {
+        let kinds = [
+            ("ttft_ms", &self.shown.ttft_class),
+            ("event_gap_ms", &self.shown.gap_class),
+        ];
+        let mut figures = Vec::new();
+        for (family, class) in kinds {
+            for (number, condition) in conditions(&self.settings)
+                .iter()
+                .enumerate()
+                .take(CONDITIONS)
+            {
+                let own = self.settings.iter().filter(|s| s.condition == *condition);
+                let own: Vec<&Setting<'_>> = own.collect();
+                let of = |statistic: &str| {
+                    Measure::of_class(&format!("{family}.{statistic}"), class.as_deref())
+                };
+                // The words of a figure without its statistic.
+                let words = of("").words().replace("  ", " ");
+                let title = match *condition {
+                    "" => format!("{} by arm", words.trim()),
+                    condition => format!("{} by arm at {condition}", words.trim()),
+                };
+                let id = format!("{family}{number}");
+                figures.extend(pictures::quantiles(&id, &title, &of, &own));
+            }
+        }
+        figures
+    }
+}
+
+fn distributions() -> Section {
+    let mut section = Section::new("distributions", "Distributions by arm");
+    section.text.push(
+        "Where the quantiles of each arm lie, with their uncertainty over blocks. The numbers are \
+         in the maps above and, for every cell, in its bench.json."
+            .to_owned(),
+    );
+    section
+}
