@@ -14,7 +14,7 @@ use crate::collector::Piece;
 use crate::error::ApiError;
 use crate::generation::{Generation, Length};
 use crate::job::CompletionJob;
-use crate::logprobs;
+use crate::logprobs::{self, Names};
 use crate::shape::{Completion, CompletionChoice, CompletionDelta, Event};
 use crate::sse::{self, EventWriter, Events, Usages};
 
@@ -37,6 +37,7 @@ pub(crate) async fn handle(
         prompt,
         echo,
         echo_only,
+        tokens_as_ids,
     } = job;
     common.adapter = app.adapter(common.model.as_deref())?;
     check_choices(&app, prompt_count(&prompt), common.n)?;
@@ -57,6 +58,7 @@ pub(crate) async fn handle(
         prompts,
         n: common.n,
         echo,
+        tokens_as_ids,
         logprobs: common.params.logprobs,
         prompt_logprobs: common.params.prompt_logprobs.is_some(),
         return_token_ids: common.return_token_ids,
@@ -111,6 +113,8 @@ struct Answer {
     prompts: Vec<PromptInput>,
     n: usize,
     echo: bool,
+    /// Whether the lists of log-probabilities name tokens by their ids.
+    tokens_as_ids: bool,
     /// Candidates a token when log-probabilities were asked for.
     logprobs: Option<u32>,
     prompt_logprobs: bool,
@@ -140,15 +144,18 @@ impl Answer {
         offset: &mut usize,
     ) -> Option<CompletionLogprobs> {
         let count = self.logprobs?;
-        let text = self.app.text();
+        let names = Names {
+            text: self.app.text(),
+            as_ids: self.tokens_as_ids,
+        };
         let mut lists = CompletionLogprobs::default();
         if self.echo && opening {
             if let Some(&first) = self.prompt(choice).ids.first() {
-                logprobs::push_unpredicted(text, &mut lists, offset, first);
+                logprobs::push_unpredicted(names, &mut lists, offset, first);
             }
-            logprobs::push_completion(text, &mut lists, offset, &piece.prompt_logprobs, count);
+            logprobs::push_completion(names, &mut lists, offset, &piece.prompt_logprobs, count);
         }
-        logprobs::push_completion(text, &mut lists, offset, &piece.logprobs, count);
+        logprobs::push_completion(names, &mut lists, offset, &piece.logprobs, count);
         Some(lists)
     }
 

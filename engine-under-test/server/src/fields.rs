@@ -102,6 +102,7 @@ const COMMON: &[Field] = &[
 const COMPLETION: &[Field] = &[
     ("echo", Rule::Bool),
     ("logprobs", Rule::Int(0, U32)),
+    ("return_tokens_as_token_ids", Rule::Bool),
     ("suffix", Rule::Neutral(Neutral::Empty)),
     ("prompt_embeds", Rule::Neutral(Neutral::Empty)),
 ];

@@ -43,6 +43,8 @@ pub(crate) struct CompletionJob {
     pub(crate) echo: bool,
     /// `echo` with `max_tokens` 0: only the prompt comes back.
     pub(crate) echo_only: bool,
+    /// Lists of log-probabilities name tokens by their ids, not by their texts.
+    pub(crate) tokens_as_ids: bool,
 }
 
 /// A chat completion to make.
@@ -69,6 +71,7 @@ impl CompletionJob {
             .prompt
             .ok_or_else(|| ApiError::field("prompt", "prompt is required"))?;
         let echo = flag(&mut fields, "echo").unwrap_or(false);
+        let tokens_as_ids = flag(&mut fields, "return_tokens_as_token_ids").unwrap_or(false);
         let logprobs = fields
             .remove("logprobs")
             .and_then(|v| v.as_u64())
@@ -87,6 +90,7 @@ impl CompletionJob {
             prompt,
             echo,
             echo_only,
+            tokens_as_ids,
         })
     }
 }

@@ -16,6 +16,24 @@ fn finite(logprob: f64) -> f64 {
     logprob.max(LOWEST)
 }
 
+/// How the lists of a completion name tokens: by their texts, or by their ids, which differ where
+/// texts may not.
+#[derive(Clone, Copy)]
+pub(crate) struct Names<'a> {
+    pub(crate) text: &'a dyn TextModel,
+    pub(crate) as_ids: bool,
+}
+
+impl Names<'_> {
+    fn of(self, id: TokenId) -> String {
+        if self.as_ids {
+            format!("token_id:{id}")
+        } else {
+            self.text.token_text(id)
+        }
+    }
+}
+
 /// Adds a position to a completion's parallel lists. `offset` is where the token starts, in
 /// characters, and moves on by its length.
 fn push(
@@ -34,7 +52,7 @@ fn push(
 
 /// Adds generated or prompt tokens. The candidates are the `count` best and the token itself.
 pub(crate) fn push_completion(
-    text: &dyn TextModel,
+    names: Names<'_>,
     lists: &mut CompletionLogprobs,
     offset: &mut usize,
     entries: &[TokenLogprobs],
@@ -44,9 +62,9 @@ pub(crate) fn push_completion(
         let mut top: BTreeMap<String, f64> = BTreeMap::new();
         for &(id, logprob) in entry.top.iter().take(count as usize) {
             // Two tokens may read the same; the more likely one is kept.
-            top.entry(text.token_text(id)).or_insert(finite(logprob));
+            top.entry(names.of(id)).or_insert(finite(logprob));
         }
-        let token = text.token_text(entry.token);
+        let token = names.of(entry.token);
         let logprob = finite(entry.logprob);
         top.insert(token.clone(), logprob);
         push(lists, offset, token, Some(logprob), Some(top));
@@ -55,12 +73,12 @@ pub(crate) fn push_completion(
 
 /// Adds the first prompt token, which nothing predicts.
 pub(crate) fn push_unpredicted(
-    text: &dyn TextModel,
+    names: Names<'_>,
     lists: &mut CompletionLogprobs,
     offset: &mut usize,
     token: TokenId,
 ) {
-    push(lists, offset, text.token_text(token), None, None);
+    push(lists, offset, names.of(token), None, None);
 }
 
 /// The list of `prompt_logprobs`: null for position 0, then candidates by token id.

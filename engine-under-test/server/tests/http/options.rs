@@ -191,6 +191,22 @@ async fn echo_repeats_the_prompt_with_its_log_probabilities() {
     let events = one(text(), script(), streamed).await;
     assert_eq!(events[0]["choices"][0]["text"], "aébc");
     assert_eq!(events[0]["choices"][0]["logprobs"], lists);
+    // As vLLM names tokens on request, offsets included.
+    let mut by_id = body.clone();
+    by_id["return_tokens_as_token_ids"] = json!(true);
+    let answer = one(text(), script(), by_id).await;
+    let lists = json!({
+        "text_offset": [0, 10, 20],
+        "token_logprobs": [null, -3.0, -0.5],
+        "tokens": ["token_id:0", "token_id:1", "token_id:2"],
+        "top_logprobs": [
+            null,
+            { "token_id:0": -0.1, "token_id:1": -3.0, "token_id:2": -2.0 },
+            { "token_id:0": -9999.0, "token_id:2": -0.5 },
+        ],
+    });
+    assert_eq!(answer["choices"][0]["logprobs"], lists);
+    assert_eq!(answer["choices"][0]["text"], "aébc");
     // Without generation the one computed token is left out.
     let mut only = body;
     only["max_tokens"] = json!(0);
