@@ -3,6 +3,7 @@
 mod bench;
 mod compare;
 mod engine;
+mod golden;
 mod leak;
 mod merge;
 mod mock;
@@ -11,6 +12,7 @@ mod report;
 mod run;
 mod serve;
 mod trace;
+mod validate;
 
 use std::path::PathBuf;
 
@@ -22,6 +24,7 @@ pub(crate) use bench::{
 };
 pub(crate) use compare::{CompareArgs, GateArgs, GateInitArgs, GateWhat};
 pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateArgs, TraceFormat};
+pub(crate) use golden::{GoldenArgs, GoldenWhat};
 pub(crate) use leak::{LeakApi, LeakArgs, LeakUnit};
 pub(crate) use merge::MergeArgs;
 pub(crate) use mock::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};
@@ -31,6 +34,7 @@ pub(crate) use serve::{LoraModule, ServeArgs, ServeEngineArgs, Switch};
 pub(crate) use trace::{
     ArrivalsArg, ConvertArgs, InspectArgs, TraceArgs, TraceWhat, ValidateTraceArgs,
 };
+pub(crate) use validate::{ConnectArgs, PrecisionArg, TasksArgs, ValidateArgs, ValidateWhat};
 
 /// Measures chunked prefill and prefix caching in LLM serving, and says how sure it is.
 #[derive(Debug, Parser)]
@@ -46,6 +50,7 @@ const EXAMPLES: &str = "Examples:
   prefillbench quickstart --aa                 the same engine twice: must claim no difference
   prefillbench serve --model smollm2-135m      an OpenAI-compatible server on 127.0.0.1:8000
   prefillbench validate --model synthetic      does chunking or caching change the logits?
+  prefillbench validate --base-url http://127.0.0.1:8000 --model M     the same of any server
   prefillbench bench --base-url http://127.0.0.1:8000 --model M --request-rate 4
   prefillbench run SUITE.toml --dry-run        a whole experiment: arms, blocks, verdicts
   prefillbench compare --a old1 old2 old3 --b new1 new2 new3
@@ -113,8 +118,10 @@ pub(crate) enum Verb {
     Model(ModelArgs),
     /// Serve a model over the OpenAI-compatible HTTP interface.
     Serve(Box<ServeArgs>),
-    /// Check that chunking and prefix caching do not change the logits.
-    Validate(ValidateArgs),
+    /// Check that chunking and prefix caching do not change the outputs, here or of a server.
+    Validate(Box<ValidateArgs>),
+    /// Check or renew the expected values in a folder of golden files.
+    Golden(GoldenArgs),
     /// Print the arithmetic of chunking, prefix reuse and KV transfer.
     Calc(CalcArgs),
     /// Replay schedules and simulate traces on the reference engine, without a model.
@@ -253,36 +260,6 @@ pub(crate) enum SynthKind {
     Sharp,
     /// Standard deviation 0.02 everywhere.
     HfInit,
-}
-
-/// Arguments of `validate`.
-#[derive(Debug, Args)]
-#[command(after_help = "Examples:
-  prefillbench validate --model smollm2-135m
-  prefillbench validate --model synthetic --prompts 16 --json")]
-pub(crate) struct ValidateArgs {
-    /// Model: `smollm2-135m`, `synthetic`, a GGUF file or a Hugging Face directory.
-    #[arg(long)]
-    pub(crate) model: String,
-    /// Prompts, the units of the statistics.
-    #[arg(long, default_value_t = 24)]
-    pub(crate) prompts: usize,
-    /// Tokens in each prompt, at least 38: above the prime among the chunk sizes.
-    #[arg(long, default_value_t = 128)]
-    pub(crate) prompt_len: usize,
-    /// Chunk sizes, separated by commas; default: 1, around the block size, a prime, around the
-    /// prompt length.
-    #[arg(long, value_delimiter = ',', value_name = "SIZES")]
-    pub(crate) chunks: Option<Vec<usize>>,
-    /// Compute threads; default: all cores.
-    #[arg(long, value_parser = threads)]
-    pub(crate) threads: Option<usize>,
-    /// Seed of the choice of prompts.
-    #[arg(long, default_value_t = 1)]
-    pub(crate) seed: u64,
-    /// Print one JSON document.
-    #[arg(long)]
-    pub(crate) json: bool,
 }
 
 /// Arguments of `calc`.

@@ -45,6 +45,7 @@ fn main() -> ExitCode {
         Verb::Model(args) => verbs::model::run(&args),
         Verb::Serve(args) => verbs::serve::run(&args),
         Verb::Validate(args) => verbs::validate::run(&args),
+        Verb::Golden(args) => verbs::golden::run(&args),
         Verb::Calc(args) => verbs::calc::run(&args),
         Verb::Engine(args) => verbs::engine::run(&args),
         Verb::Trace(args) => verbs::trace::run(&args),

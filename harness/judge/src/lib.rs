@@ -11,7 +11,9 @@ pub mod gate;
 pub mod leak;
 pub mod numerics;
 pub mod real;
+pub mod remote;
 pub mod run;
+pub mod tasks;
 pub mod verdict;
 
 pub use verdict::{Interval, Verdict};

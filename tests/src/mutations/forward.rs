@@ -82,6 +82,7 @@ fn check_of(name: CheckName) -> Option<Check> {
         // before, and the divergences have no limit in T1.
         CheckName::Finite
         | CheckName::DeltaNll
+        | CheckName::KlMean
         | CheckName::KlP999
         | CheckName::KlMax
         | CheckName::RmsDeltaP => None,

@@ -16,7 +16,7 @@ mod tiers;
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use pb_contract::{Fault, Numerics, Stream, TokenId};
+use pb_contract::{Fault, FaultClass, Numerics, Stream, TokenId};
 use pb_core::EngineParts;
 use pb_judge::numerics::{BitCheck, BitDifference, FaultCheck, Validation};
 use pb_model::forward::round_matrices_to_bf16;
@@ -38,6 +38,10 @@ pub(crate) struct ValidateSettings {
     pub(crate) prompt_len: usize,
     /// Chunk sizes; the default ones when absent.
     pub(crate) chunks: Option<Vec<usize>>,
+    /// Plant every numerical fault, not RoPE +1 alone.
+    pub(crate) all_faults: bool,
+    /// Find limits from the clean variants, and how often they would alarm falsely.
+    pub(crate) calibrate: bool,
     /// Leave out the tier whose products are not those of the served mode.
     pub(crate) served_only: bool,
     /// Compute threads.
@@ -64,6 +68,8 @@ fn variants(settings: &ValidateSettings) -> Vec<Variant> {
     chunks.chain([Variant::Cached]).collect()
 }
 
+/// Tokens of a prompt, for which the limits were found.
+pub(crate) const PROMPT_LEN: usize = 128;
 /// A chunk size that no block size divides.
 const PRIME: usize = 37;
 /// Prompts at most: every one costs seconds, and more say nothing more.
@@ -84,6 +90,35 @@ pub(crate) fn enough_prompts() -> usize {
 
 /// The variants in which a fault of chunked prefill must show.
 const FAULTY: [Variant; 2] = [Variant::Chunk(BLOCK_SIZE), Variant::Chunk(PRIME)];
+
+/// Not defects: whole blocks that change places carry their positions with them, and a coarser
+/// cache is an approximation, to be judged by a reference of its own.
+const NO_DEFECTS: [Fault; 2] = [Fault::KAndVBlocksSwapped, Fault::KvMantissaCut];
+
+/// The faults to plant.
+fn faults(settings: &ValidateSettings) -> Vec<Fault> {
+    if !settings.all_faults {
+        return vec![Fault::RopePlusOneAfterFirstChunk];
+    }
+    let numeric = |f: &Fault| f.class() == Some(FaultClass::Numerics);
+    Fault::ALL.iter().copied().filter(numeric).collect()
+}
+
+/// A fault as a label has it.
+fn fault_name(fault: Fault) -> String {
+    if fault == Fault::RopePlusOneAfterFirstChunk {
+        return "RoPE +1 from chunk 2".to_owned();
+    }
+    let name = serde_json::to_value(fault).unwrap_or_default();
+    name.as_str().unwrap_or("?").to_owned()
+}
+
+/// Whether a check that can see any change of the sums must see this one.
+fn shows(fault: Fault, variant: Variant) -> bool {
+    // Chunks of whole blocks leave no partial block to be missed.
+    let whole = matches!(variant, Variant::Chunk(size) if size % BLOCK_SIZE == 0);
+    !(NO_DEFECTS.contains(&fault) || fault == Fault::PartialBlockMissing && whole)
+}
 
 /// Prompts cut from public-domain text at seeded places.
 fn prompts(model: &Obtained, settings: &ValidateSettings) -> Result<Vec<Vec<TokenId>>> {
@@ -132,25 +167,21 @@ pub(crate) fn run(
     let weights = Arc::new(model.model.weights);
     let threads = settings.threads;
     let parts = |weights| EngineParts::new(weights, [0; 32]);
-    let mut validation = Validation {
-        checked: None,
-        bits: vec![],
-        tolerance: vec![],
-        faults: vec![],
-    };
+    let mut validation = Validation::default();
+    let faults = faults(settings);
     progress.phase("logits, exact mode: comparing bits");
     let exact = Subject::new(parts(Arc::clone(&weights)), Numerics::Exact, threads)?;
     // Bits need no statistics: a few prompts are enough.
     let few = &prompts[..prompts.len().min(BIT_PROMPTS)];
     let variants = variants(settings);
-    tier_zero(exact, few, &variants, progress, &mut validation)?;
+    tier_zero(exact, few, (&variants, &faults), progress, &mut validation)?;
     progress.phase("logits, fast mode: preparing the f64 reference");
     let mut tiers = Vec::new();
     for kind in TierKind::of_this_machine(settings.served_only) {
         let mut parts = parts(Arc::clone(&weights));
         parts.dot = Some(kind.dot());
         let subject = Subject::new(parts, Numerics::Fast, threads)?;
-        tiers.push(Tier::new(kind, subject, &variants, &FAULTY));
+        tiers.push(Tier::new(kind, subject, &variants, &faults));
     }
     let rounded = Arc::new(round_matrices_to_bf16(&weights));
     drop(weights);
@@ -168,9 +199,7 @@ pub(crate) fn run(
         }
     }
     for tier in tiers {
-        let (tolerance, faults) = tier.judge()?;
-        validation.tolerance.extend(tolerance);
-        validation.faults.extend(faults);
+        tier.judge(settings.calibrate, &mut validation)?;
     }
     Ok(validation)
 }
@@ -179,12 +208,16 @@ pub(crate) fn run(
 fn tier_zero(
     mut exact: Subject,
     prompts: &[Vec<TokenId>],
-    variants: &[Variant],
+    (variants, faults): (&[Variant], &[Fault]),
     progress: &Progress,
     validation: &mut Validation,
 ) -> Result<()> {
     let mut clean: Vec<BitDifference> = variants.iter().map(|_| BitDifference::new()).collect();
-    let mut faulty: Vec<BitDifference> = FAULTY.iter().map(|_| BitDifference::new()).collect();
+    let planted: Vec<(Fault, Variant)> = faults
+        .iter()
+        .flat_map(|&fault| FAULTY.map(|variant| (fault, variant)))
+        .collect();
+    let mut faulty: Vec<BitDifference> = planted.iter().map(|_| BitDifference::new()).collect();
     for (p, prompt) in prompts.iter().enumerate() {
         progress.phase(format!(
             "logits, exact mode: prompt {} of {}",
@@ -196,9 +229,8 @@ fn tier_zero(
             let got = exact.logits::<f32>(prompt, *variant, Fault::None)?;
             compare_bits(p, &mono, &got, bits)?;
         }
-        for (variant, bits) in FAULTY.iter().zip(&mut faulty) {
-            let fault = Fault::RopePlusOneAfterFirstChunk;
-            let got = exact.logits::<f32>(prompt, *variant, fault)?;
+        for ((fault, variant), bits) in planted.iter().zip(&mut faulty) {
+            let got = exact.logits::<f32>(prompt, *variant, *fault)?;
             compare_bits(p, &mono, &got, bits)?;
         }
     }
@@ -208,11 +240,12 @@ fn tier_zero(
             bits,
         });
     }
-    for (variant, bits) in FAULTY.iter().zip(faulty) {
+    for ((fault, variant), bits) in planted.into_iter().zip(faulty) {
         let verdict = bits.verdict();
         validation.faults.push(FaultCheck {
-            label: format!("exact: RoPE +1 from chunk 2, {variant}"),
+            label: format!("exact: {}, {variant}", fault_name(fault)),
             rejected: verdict.is_fail(),
+            required: shows(fault, variant),
             evidence: table::reasons(&verdict),
             config: None,
         });

@@ -2,12 +2,15 @@
 
 use anyhow::Result;
 use pb_contract::{Fault, TokenId};
-use pb_judge::numerics::{ConfigVerdict, FaultCheck, Limits};
+use pb_judge::numerics::{
+    BenignVariant, Calibration, ConfigVerdict, FaultCheck, Limits, Validation, calibrate,
+    leave_one_out,
+};
 use pb_kernels_cpu::{Dot, Isa};
 
 use super::capture::{Subject, Variant};
 use super::scores::{self, Reference, Scores};
-use super::table;
+use super::{FAULTY, fault_name, shows, table};
 
 /// A statistical tier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,6 +47,12 @@ impl TierKind {
         }
     }
 
+    /// Whether the tier is answerable for a fault. What bf16's noise hides is published, not
+    /// demanded: f32 is the tier that catches.
+    fn must_see(self, fault: Fault) -> bool {
+        self == TierKind::F32 || fault == Fault::RopePlusOneAfterFirstChunk
+    }
+
     /// The limits. T1's are the judge's own. T2's NLL margin is the size that published bf16 runs
     /// are held to; its maxima are 1.5 times those of a benign ensemble on SmolLM2, with prompts
     /// that no other check uses:
@@ -72,7 +81,7 @@ pub(super) struct Tier {
     kind: TierKind,
     subject: Subject,
     clean: Vec<Scores>,
-    faulty: Vec<Scores>,
+    faulty: Vec<(Fault, Vec<Scores>)>,
 }
 
 impl Tier {
@@ -80,13 +89,14 @@ impl Tier {
         kind: TierKind,
         subject: Subject,
         variants: &[Variant],
-        faulty: &[Variant],
+        faults: &[Fault],
     ) -> Self {
+        let faulty = |&fault: &Fault| (fault, FAULTY.iter().map(Scores::new).collect());
         Tier {
             kind,
             subject,
             clean: variants.iter().map(Scores::new).collect(),
-            faulty: faulty.iter().map(Scores::new).collect(),
+            faulty: faults.iter().map(faulty).collect(),
         }
     }
 
@@ -105,11 +115,8 @@ impl Tier {
         } = self;
         let mono = subject.logits::<f32>(prompt, Variant::Monolithic, Fault::None)?;
         let mono_scores = reference.score_monolithic(&mono)?;
-        let passes = [
-            (clean, Fault::None),
-            (faulty, Fault::RopePlusOneAfterFirstChunk),
-        ];
-        for (scores, fault) in passes {
+        let faulty = faulty.iter_mut().map(|(fault, scores)| (scores, *fault));
+        for (scores, fault) in std::iter::once((clean, Fault::None)).chain(faulty) {
             for score in scores.iter_mut() {
                 let got = subject.logits::<f32>(prompt, score.variant(), fault)?;
                 score.add(index, reference, (&mono, &mono_scores), &got)?;
@@ -118,20 +125,38 @@ impl Tier {
         Ok(())
     }
 
-    /// The verdicts of the correct variants, and whether the faulty ones were rejected.
-    pub(super) fn judge(self) -> Result<(Vec<ConfigVerdict>, Vec<FaultCheck>)> {
+    /// Adds the verdicts of the correct variants, whether the faulty ones were rejected, and, if
+    /// `calibrating`, the limits that the correct ones give.
+    pub(super) fn judge(self, calibrating: bool, into: &mut Validation) -> Result<()> {
         let (label, limits) = (self.kind.label(), self.kind.limits());
         let mut clean = scores::judge(&self.clean, &limits)?;
+        if calibrating {
+            let member = |verdict: &ConfigVerdict| BenignVariant {
+                name: verdict.config.clone(),
+                stats: verdict.stats.clone(),
+            };
+            let ensemble: Vec<BenignVariant> = clean.iter().map(member).collect();
+            into.calibration.push(Calibration {
+                tier: label.to_owned(),
+                limits: calibrate(&ensemble, &limits)?,
+                leave_one_out: leave_one_out(&ensemble, &limits)?,
+            });
+        }
         for verdict in &mut clean {
             verdict.config = format!("{label}: {}", verdict.config);
         }
-        let faulty = scores::judge(&self.faulty, &limits)?;
-        let faults = faulty.into_iter().map(|verdict| FaultCheck {
-            label: format!("{label}: RoPE +1 from chunk 2, {}", verdict.config),
-            rejected: verdict.verdict.is_fail(),
-            evidence: table::reasons(&verdict.verdict),
-            config: Some(verdict),
-        });
-        Ok((clean, faults.collect()))
+        into.tolerance.extend(clean);
+        for (fault, scores) in self.faulty {
+            for (variant, verdict) in FAULTY.iter().zip(scores::judge(&scores, &limits)?) {
+                into.faults.push(FaultCheck {
+                    label: format!("{label}: {}, {}", fault_name(fault), verdict.config),
+                    rejected: verdict.verdict.is_fail(),
+                    required: self.kind.must_see(fault) && shows(fault, *variant),
+                    evidence: table::reasons(&verdict.verdict),
+                    config: Some(verdict),
+                });
+            }
+        }
+        Ok(())
     }
 }

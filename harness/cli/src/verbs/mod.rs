@@ -6,6 +6,7 @@ pub(crate) mod compare;
 pub(crate) mod completions;
 pub(crate) mod engine;
 pub(crate) mod gate;
+pub(crate) mod golden;
 pub(crate) mod guard;
 pub(crate) mod leak;
 pub(crate) mod merge;

@@ -153,12 +153,14 @@ impl ConfigStats {
     }
 }
 
-fn rms(values: impl Iterator<Item = f64>) -> Option<f64> {
+/// Root mean square; None without values.
+pub(crate) fn rms(values: impl Iterator<Item = f64>) -> Option<f64> {
     let (sum, count) = values.fold((0.0, 0_u64), |(sum, n), v| (sum + v * v, n + 1));
     (count > 0).then(|| (sum / count as f64).sqrt())
 }
 
-fn kl_summary(values: impl Iterator<Item = f64>) -> Option<KlSummary> {
+/// Mean, percentile and maximum; None without values.
+pub(crate) fn kl_summary(values: impl Iterator<Item = f64>) -> Option<KlSummary> {
     let mut sorted: Vec<f64> = values.collect();
     sorted.sort_unstable_by(f64::total_cmp);
     let (p999, max) = (pb_stats::nearest_rank(&sorted, 0.999)?, *sorted.last()?);

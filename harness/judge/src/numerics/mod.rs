@@ -47,8 +47,12 @@ pub use error::NumericsError;
 pub use prompt::{PromptRho, PromptScores, ScoredRow};
 pub use row::{Logit, ReferenceRow, ReferenceSummary, RowScore, decidable};
 pub use rules::{Check, CheckName, ConfigVerdict, Limits, Outcome, judge, judge_run, overall};
-pub use validation::{BitCheck, Checked, FaultCheck, Validation};
+pub use validation::{BitCheck, Calibration, Checked, FaultCheck, Validation};
 pub use words::{grouped, plain};
+
+pub(crate) use config::{kl_summary, rms};
+pub(crate) use rules::{Mean, below, none_of};
+pub(crate) use words::verdict_of;
 
 #[cfg(test)]
 mod fault_tests;

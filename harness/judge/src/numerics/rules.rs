@@ -67,6 +67,8 @@ pub enum CheckName {
     DecidableFlips,
     /// Mean over prompts of the change of NLL.
     DeltaNll,
+    /// Mean over rows of the divergence.
+    KlMean,
     /// 99.9th percentile of the divergence.
     KlP999,
     /// Largest divergence.
@@ -173,14 +175,14 @@ pub fn judge_run(
             CheckName::MeanRho,
             &rho,
             limits.mean_rho_margin,
-            limits,
+            limits.alpha,
         )?);
         let margin = limits.delta_nll_margin;
         means.push(Mean::of(
             CheckName::DeltaNll,
             &stats.delta_nll,
             margin,
-            limits,
+            limits.alpha,
         )?);
     }
     let raw: Vec<f64> = means.iter().map(|m| m.p_beyond.unwrap_or(1.0)).collect();
@@ -193,7 +195,7 @@ pub fn judge_run(
             means
                 .by_ref()
                 .take(2)
-                .map(|(mean, p)| mean.check(p, limits)),
+                .map(|(mean, p)| mean.check(p, limits.break_alpha)),
         );
         checks.extend(max_checks(&stats, limits));
         checks.push(flip_check(&stats));
@@ -229,23 +231,25 @@ pub fn overall(verdicts: &[ConfigVerdict]) -> Verdict {
 }
 
 /// A mean over prompts and its equivalence test, before the run's adjustment.
-struct Mean {
+pub(crate) struct Mean {
     name: CheckName,
     margin: f64,
     test: Result<Tost, String>,
-    p_beyond: Option<f64>,
+    /// p-value of "not beyond the margin", not adjusted; None without a test.
+    pub(crate) p_beyond: Option<f64>,
 }
 
 impl Mean {
-    fn of(
+    /// The test of `units` at the one-sided level `alpha`. Errors when margin or level are none.
+    pub(crate) fn of(
         name: CheckName,
         units: &[f64],
         margin: f64,
-        limits: &Limits,
+        alpha: f64,
     ) -> Result<Self, NumericsError> {
         // A bad limit is the caller's mistake, unlike a lack of data.
-        pb_stats::tost(0.0, 1.0, 1.0, margin, limits.alpha)?;
-        let test = pb_stats::tost_units(units, margin, limits.alpha).map_err(|e| e.to_string());
+        pb_stats::tost(0.0, 1.0, 1.0, margin, alpha)?;
+        let test = pb_stats::tost_units(units, margin, alpha).map_err(|e| e.to_string());
         let df = units.len() as f64 - 1.0;
         let p_beyond = test.as_ref().ok().map(|t| {
             let excess = t.mean.abs() - margin;
@@ -263,12 +267,13 @@ impl Mean {
         })
     }
 
-    fn check(self, p_beyond: f64, limits: &Limits) -> Check {
+    /// The check, with the adjusted p-value of "not beyond the margin".
+    pub(crate) fn check(self, p_beyond: f64, break_alpha: f64) -> Check {
         let (value, interval, p, outcome, detail) = match self.test {
             Ok(t) => {
                 let outcome = if t.equivalent {
                     Outcome::Pass
-                } else if p_beyond < limits.break_alpha {
+                } else if p_beyond < break_alpha {
                     Outcome::Fail
                 } else {
                     Outcome::Inconclusive
@@ -308,7 +313,7 @@ fn share(value: f64, limit: f64) -> f64 {
 }
 
 /// A check of "the value stays below the limit".
-fn below(name: CheckName, value: Option<f64>, limit: f64, detail: String) -> Check {
+pub(crate) fn below(name: CheckName, value: Option<f64>, limit: f64, detail: String) -> Check {
     let outcome = match value {
         None => Outcome::Inconclusive,
         Some(v) if v < limit => Outcome::Pass,
@@ -330,7 +335,7 @@ fn below(name: CheckName, value: Option<f64>, limit: f64, detail: String) -> Che
 }
 
 /// A check of "the count is zero".
-fn none_of(name: CheckName, count: u64, subject: u64, detail: String) -> Check {
+pub(crate) fn none_of(name: CheckName, count: u64, subject: u64, detail: String) -> Check {
     let outcome = match count {
         0 if subject == 0 => Outcome::Inconclusive,
         0 => Outcome::Pass,

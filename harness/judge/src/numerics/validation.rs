@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{BitDifference, ConfigVerdict};
+use super::{BitDifference, ConfigVerdict, LeaveOneOut, Limits};
 use crate::verdict::Verdict;
 
 /// Bits of one variant of the exact mode against its monolithic pass.
@@ -23,6 +23,10 @@ pub struct FaultCheck {
     pub label: String,
     /// Whether the check rejected it.
     pub rejected: bool,
+    /// Whether it must: not where the fault does nothing, is none, or is known to hide in the
+    /// noise of this tier.
+    #[serde(default = "yes")]
+    pub required: bool,
     /// What the check said.
     pub evidence: String,
     /// The statistics, for T1.
@@ -43,6 +47,22 @@ pub struct Checked {
     pub tool_rev: String,
 }
 
+fn yes() -> bool {
+    true
+}
+
+/// Limits that a tier's own clean variants give, and how often these would alarm falsely.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Calibration {
+    /// The tier.
+    pub tier: String,
+    /// 1.5 times the largest value that a clean variant showed.
+    pub limits: Limits,
+    /// Each variant judged by the limits of the others.
+    pub leave_one_out: LeaveOneOut,
+}
+
 /// Everything that was found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -56,6 +76,9 @@ pub struct Validation {
     pub tolerance: Vec<ConfigVerdict>,
     /// Planted faults.
     pub faults: Vec<FaultCheck>,
+    /// Limits from the clean variants, where they were asked for.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub calibration: Vec<Calibration>,
 }
 
 impl Validation {
@@ -73,7 +96,7 @@ impl Validation {
             };
             list.push(format!("{config}: {}", said.join("; ")));
         }
-        let missed = self.faults.iter().filter(|fault| !fault.rejected);
+        let missed = self.faults.iter().filter(|f| f.required && !f.rejected);
         broken.extend(missed.map(|fault| format!("planted fault not noticed: {}", fault.label)));
         if self.bits.is_empty() && self.tolerance.is_empty() {
             broken.push("no outputs were compared".to_owned());
@@ -105,9 +128,11 @@ mod tests {
                 bits,
             }],
             tolerance: Vec::new(),
+            calibration: Vec::new(),
             faults: vec![FaultCheck {
                 label: "RoPE +1".to_owned(),
                 rejected: true,
+                required: true,
                 evidence: "differs".to_owned(),
                 config: None,
             }],
@@ -129,6 +154,8 @@ mod tests {
             panic!("a fault that passes is a failure");
         };
         assert_eq!(reasons, ["planted fault not noticed: RoPE +1"]);
+        blind.faults[0].required = false;
+        assert_eq!(blind.exit_code(), 0, "one that need not be seen");
     }
 
     #[test]

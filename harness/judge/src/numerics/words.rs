@@ -17,6 +17,7 @@ impl CheckName {
             CheckName::MaxZ => "worst row's error (z)",
             CheckName::DecidableFlips => "top-1 flips, decidable rows",
             CheckName::DeltaNll => "mean change of NLL",
+            CheckName::KlMean => "KL divergence mean",
             CheckName::KlP999 => "KL divergence p99.9",
             CheckName::KlMax => "KL divergence max",
             CheckName::RmsDeltaP => "RMS change of p(true token)",
@@ -88,7 +89,7 @@ impl ConfigVerdict {
 }
 
 /// The verdict over the checks of one configuration, with a sentence for each that did not pass.
-pub(super) fn verdict_of(checks: &[Check]) -> Verdict {
+pub(crate) fn verdict_of(checks: &[Check]) -> Verdict {
     let pick = |outcome: Outcome| -> Vec<String> {
         let picked = checks.iter().filter(|check| check.outcome == outcome);
         picked.map(Check::sentence).collect()

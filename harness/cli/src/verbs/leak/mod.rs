@@ -7,7 +7,7 @@
 mod document;
 mod probe;
 mod prompts;
-mod tenants;
+pub(crate) mod tenants;
 
 use std::process::ExitCode;
 

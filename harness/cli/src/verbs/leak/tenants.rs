@@ -116,7 +116,8 @@ fn base(args: &LeakArgs) -> Result<Endpoint> {
     Ok(endpoint)
 }
 
-fn key(flag: &str, variable: &str) -> Result<String> {
+/// The key in an environment variable that `flag` names.
+pub(crate) fn key(flag: &str, variable: &str) -> Result<String> {
     std::env::var(variable)
         .ok()
         .filter(|key| !key.is_empty())

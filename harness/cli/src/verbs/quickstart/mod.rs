@@ -69,6 +69,8 @@ fn check_numerics(
             validate::enough_prompts()
         },
         chunks: None,
+        all_faults: false,
+        calibrate: false,
         served_only: true,
         prompt_len: if args.smoke { 41 } else { 128 },
         threads: crate::machine::cores(),
