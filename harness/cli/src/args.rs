@@ -9,6 +9,7 @@ mod merge;
 mod mock;
 mod names;
 mod report;
+mod router;
 mod run;
 mod serve;
 mod trace;
@@ -29,6 +30,9 @@ pub(crate) use leak::{LeakApi, LeakArgs, LeakUnit};
 pub(crate) use merge::MergeArgs;
 pub(crate) use mock::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};
 pub(crate) use report::{DiffArgs, ReportArgs, ReportWhat};
+pub(crate) use router::{
+    PolicyArg, RouterArgs, RouterSimulateArgs, RouterWhat, RuleArgs, Topology,
+};
 pub(crate) use run::{GuardArgs, RunArgs};
 pub(crate) use serve::{LoraModule, ServeArgs, ServeEngineArgs, Switch};
 pub(crate) use trace::{
@@ -122,6 +126,8 @@ pub(crate) enum Verb {
     Validate(Box<ValidateArgs>),
     /// Check or renew the expected values in a folder of golden files.
     Golden(GoldenArgs),
+    /// One endpoint in front of prefill and decode workers.
+    Router(Box<RouterArgs>),
     /// Print the arithmetic of chunking, prefix reuse and KV transfer.
     Calc(CalcArgs),
     /// Replay schedules and simulate traces on the reference engine, without a model.
@@ -343,6 +349,9 @@ pub(crate) enum CalcWhat {
         /// Prefill time of one layer in milliseconds, to judge layer-wise streaming.
         #[arg(long)]
         layer_ms: Option<f64>,
+        /// Run directory with transfers.csv: what transfers took, beside the ideal.
+        #[arg(long, value_name = "DIR")]
+        run: Option<PathBuf>,
     },
 }
 

@@ -44,6 +44,7 @@ fn main() -> ExitCode {
         Verb::Quickstart(args) => verbs::quickstart::run(&args),
         Verb::Model(args) => verbs::model::run(&args),
         Verb::Serve(args) => verbs::serve::run(&args),
+        Verb::Router(args) => verbs::router::run(&args),
         Verb::Validate(args) => verbs::validate::run(&args),
         Verb::Golden(args) => verbs::golden::run(&args),
         Verb::Calc(args) => verbs::calc::run(&args),

@@ -150,3 +150,78 @@ fn size_and_transfer_of_the_cache() {
     close(&large["layer_transfer_ms"], 0.0186);
     close(&kv("80", "4096", "12.5e9")["ideal_ms"], 107.4);
 }
+
+#[test]
+fn streaming_layer_by_layer_and_what_it_leaves() {
+    // 70 B, 4096 tokens: 16.8 MB a layer, 1.34 ms at 12.5 GB/s; 7.2 TFLOP a layer at half of an
+    // H100's 989 TFLOP/s take 14.6 ms.
+    let shape = [
+        "calc",
+        "transfer",
+        "--layers",
+        "80",
+        "--tokens",
+        "4096",
+        "--kv-heads",
+        "8",
+        "--d-head",
+        "128",
+        "--json",
+    ];
+    let with = |more: &[&str]| json(&[&shape[..], more].concat());
+    let close = |value: &serde_json::Value, want: f64| {
+        let got = value.as_f64().expect("a number");
+        assert!((got / want - 1.0).abs() < 5e-3, "{got} against {want}");
+    };
+    let hidden = with(&["--link", "12.5e9", "--layer-ms", "14.6"]);
+    close(&hidden["layer_bytes"], 16_777_216.0);
+    close(&hidden["exposed_ms"], 1.342);
+    close(&hidden["exposed_share"], 1.0 / 80.0);
+    assert_eq!(hidden["hidden_by_compute"], "yes");
+    let exposed = with(&["--link", "1.25e9", "--layer-ms", "1.0"]);
+    // A layer takes 13.42 ms: the last one waits for 79 lags of 12.42 ms.
+    close(&exposed["exposed_ms"], 13.42 + 79.0 * 12.42);
+    assert_eq!(exposed["hidden_by_compute"], "no");
+}
+
+#[test]
+fn measured_transfers_beside_the_ideal() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let table = "id,request,mode,granularity,tokens,blocks,cells,resent_cells,bytes,frames,\
+                 descriptors,queue_wait_ns,copy_ns,wire_ns,total_ns,exposed_ns,ended,cause\n\
+                 9,1,pull,layer,4,1,4,0,524288,4,4,1000,1,1,2000000,500000,acknowledged,\n";
+    std::fs::write(dir.path().join("transfers.csv"), table).expect("written");
+    let run_dir = dir.path().display().to_string();
+    let args = [
+        "calc",
+        "transfer",
+        "--layers",
+        "32",
+        "--tokens",
+        "4",
+        "--kv-heads",
+        "8",
+        "--d-head",
+        "128",
+        "--link",
+        "524288000",
+        "--json",
+        "--run",
+        &run_dir,
+    ];
+    let got = json(&args);
+    // 4 * 131,072 bytes at 524,288,000 bytes/s are 1 ms; 2 ms were measured.
+    assert_eq!(got["payload_bytes"], 524_288);
+    assert_eq!(got["measured_as_payload"], 1);
+    assert_eq!(got["measured_ideal_ms_p50"], 1.0);
+    assert_eq!(got["overhead_ms_p50"], 1.0);
+    assert_eq!(got["measured_exposed_ms_p50"], 0.5);
+    let missing = [&args[..14], &["/nonexistent"]].concat();
+    let output = run(&missing);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(
+        stderr(&output).contains("transfers.csv"),
+        "{}",
+        stderr(&output)
+    );
+}

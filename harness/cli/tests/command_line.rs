@@ -13,6 +13,7 @@ fn help_names_every_verb_and_gives_examples() {
         "quickstart",
         "model",
         "serve",
+        "router",
         "validate",
         "calc",
         "engine",

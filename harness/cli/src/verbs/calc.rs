@@ -3,6 +3,8 @@
 //! Every line shows its formula and unit. None of these numbers predicts a time to first token:
 //! they leave out norms, activations, rotary embedding, softmax, queueing and protocol.
 
+mod measured;
+
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -37,7 +39,15 @@ pub(crate) fn run(args: &CalcArgs) -> Result<ExitCode> {
             shape,
             link,
             layer_ms,
-        } => (transfer(shape, *link, *layer_ms)?, shape.json),
+            run,
+        } => {
+            let mut lines = transfer(shape, *link, *layer_ms)?;
+            if let Some(dir) = run {
+                let per_token = shape_of(shape)?.bytes_per_token();
+                lines.extend(measured::lines(dir, per_token, *link)?);
+            }
+            (lines, shape.json)
+        }
     };
     for (key, value, _) in &lines {
         ensure!(
@@ -292,6 +302,11 @@ fn transfer(args: &KvShapeArgs, link: f64, layer_ms: Option<f64>) -> Result<Vec<
         "hidden_by_compute",
         json!(hidden),
         "all but the last layer, when the ratio < 1",
+    ));
+    lines.push((
+        "exposed_share",
+        json!(wise.exposed_ms / ideal),
+        "exposed / ideal in bulk: what streaming leaves of the transfer",
     ));
     Ok(lines)
 }

@@ -14,6 +14,7 @@ pub(crate) mod mock;
 pub(crate) mod model;
 pub(crate) mod quickstart;
 pub(crate) mod report;
+pub(crate) mod router;
 pub(crate) mod run;
 pub(crate) mod runs;
 pub(crate) mod serve;

@@ -163,7 +163,7 @@ fn digest_bytes(hex: &str) -> [u8; 32] {
 
 /// Counts requests to stop: SIGINT, SIGTERM, and the end of standard input when that is asked for.
 /// Must be called inside the runtime.
-fn stop_requests(until_stdin_closes: bool) -> watch::Receiver<u32> {
+pub(super) fn stop_requests(until_stdin_closes: bool) -> watch::Receiver<u32> {
     let (count, receiver) = watch::channel(0);
     if until_stdin_closes {
         let count = count.clone();
@@ -179,7 +179,7 @@ fn stop_requests(until_stdin_closes: bool) -> watch::Receiver<u32> {
 }
 
 /// Ends once the process has been asked to stop `times` times.
-async fn asked_times(mut asked: watch::Receiver<u32>, times: u32) {
+pub(super) async fn asked_times(mut asked: watch::Receiver<u32>, times: u32) {
     if asked.wait_for(|count| *count >= times).await.is_err() {
         // Nobody is left who could ask.
         std::future::pending::<()>().await;

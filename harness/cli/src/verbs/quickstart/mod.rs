@@ -17,7 +17,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use pb_judge::run::{NumericsNote, PlantedFault};
 
-pub(crate) use child::{READY_PREFIX, log_tail};
+pub(crate) use child::{EngineChild, READY_PREFIX, log_tail};
 pub(crate) use run::NOTES_FILE;
 
 use crate::args::QuickstartArgs;

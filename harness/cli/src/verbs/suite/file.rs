@@ -110,6 +110,9 @@ pub(crate) enum Fresh {
 pub(crate) struct ArmTable {
     /// Settings of this project's engine, laid over those of the suite.
     pub(crate) engine: Option<Table>,
+    /// Several of this project's engines behind its router instead of one: `1P1D` is one that
+    /// prefills and one that decodes, as for `prefillbench router --topology`.
+    pub(crate) topology: Option<String>,
     /// Command that starts another server.
     pub(crate) start: Option<Vec<String>>,
     /// Where a server listens; without `start` it runs already.

@@ -13,7 +13,7 @@ use super::engine::flags;
 use super::file::{ArmTable, Factor, Level, Ready, Run, Side, Stop, Suite, SuiteReceipt, name_of};
 use super::hypothesis::{Comparison, comparisons, only};
 use super::select::Parts;
-use crate::args::BenchOptions;
+use crate::args::{BenchOptions, Topology};
 
 /// Name of the arm of a suite that names none.
 const ENGINE: &str = "engine";
@@ -346,6 +346,9 @@ impl Maker<'_> {
     fn way(&self, name: &str, table: &ArmTable, own: Table, args: Vec<String>) -> Result<Way> {
         let url = table.base_url.as_ref().or(table.bench.base_url.as_ref());
         if let Some(start) = &table.start {
+            if table.topology.is_some() {
+                bail!("arms.{name}.topology: start is another server: leave one of them out");
+            }
             if !own.is_empty() {
                 bail!(
                     "arms.{name}: a factor sets engine keys, but start is another server: use args"
@@ -368,7 +371,13 @@ impl Maker<'_> {
                 None => "engine".to_owned(),
             };
             let flags = flags(&key, &settings, self.folder)?;
-            return Ok(Way::Engine(flags));
+            return Ok(match &table.topology {
+                Some(topology) => Way::Command(behind_router(name, topology, flags)?, None),
+                None => Way::Engine(flags),
+            });
+        }
+        if table.topology.is_some() {
+            bail!("arms.{name}.topology: only this project's engine is started so: give [engine]");
         }
         if !own.is_empty() {
             bail!("arms.{name}: a factor sets engine keys, but its server runs already");
@@ -389,6 +398,16 @@ impl Maker<'_> {
             bench,
         }
     }
+}
+
+/// The command that starts engines with these flags, and the router before them.
+fn behind_router(arm: &str, topology: &str, flags: Vec<String>) -> Result<Vec<String>> {
+    if let Err(why) = topology.parse::<Topology>() {
+        bail!("arms.{arm}.topology = {topology:?}: {why}");
+    }
+    let words = ["{program}", "router", "--host", "127.0.0.1", "--port", "{port}"];
+    let words = words.into_iter().chain(["--topology", topology, "--"]);
+    Ok(words.map(String::from).chain(flags).collect())
 }
 
 fn parts(combination: &Combination) -> Vec<String> {

@@ -252,6 +252,32 @@ fn factors_become_arms_and_conditions() {
 }
 
 #[test]
+fn a_topology_starts_engines_behind_the_router() {
+    let text = |topology: &str, more: &str| {
+        format!(
+            "schema = 2\nname = \"n\"\nquestion = \"q\"\nreading = \"r\"\n\
+             [engine]\nmodel = \"synthetic\"\n[arms.one]\n[arms.split]\n\
+             topology = \"{topology}\"\n{more}"
+        )
+    };
+    let suite = resolved(&text("1P1D", "")).unwrap();
+    let Way::Command(words, None) = &suite.arms[1].way else {
+        panic!("{:?}", suite.arms[1].way)
+    };
+    let expected = "{program} router --host 127.0.0.1 --port {port} --topology 1P1D -- \
+                    --model=synthetic";
+    assert_eq!(words.join(" "), expected);
+    assert!(matches!(suite.arms[0].way, Way::Engine(_)));
+    for (text, part) in [
+        (text("1P", ""), "topology = \"1P\""),
+        (text("1P1D", "start = [\"x\", \"{port}\"]"), "leave one"),
+    ] {
+        let error = format!("{:#}", resolved(&text).unwrap_err());
+        assert!(error.contains("arms.split") && error.contains(part), "{error}");
+    }
+}
+
+#[test]
 fn a_hypothesis_is_about_arms_that_are_alike_in_all_else() {
     let suite = resolved(FACTORS).unwrap();
     let told: Vec<String> = suite

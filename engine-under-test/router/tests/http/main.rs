@@ -1,0 +1,8 @@
+//! The router over real sockets, between clients and scripted workers.
+
+mod choosing;
+mod failing;
+mod joining;
+mod serving;
+mod setup;
+mod worker;

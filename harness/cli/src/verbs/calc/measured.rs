@@ -1,0 +1,176 @@
+//! What transfers took in a run, beside what the link alone would take.
+
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use pb_contract::formulas as f;
+use pb_stats::nearest_rank;
+use serde::Deserialize;
+use serde_json::json;
+
+use super::Line;
+
+/// Table of transfers in a run directory.
+const TABLE: &str = "transfers.csv";
+
+/// What is read of a row; the table has more.
+#[derive(Debug, Deserialize)]
+struct Row {
+    tokens: u64,
+    bytes: u64,
+    queue_wait_ns: Option<u64>,
+    total_ns: u64,
+    exposed_ns: Option<u64>,
+    ended: String,
+}
+
+/// Lines on the transfers of the run in `dir`, given the bytes that a token has and the link.
+pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<Line>> {
+    let path = dir.join(TABLE);
+    let place = || format!("--run {}", path.display());
+    let mut reader = csv::Reader::from_path(&path).with_context(place)?;
+    let rows: Vec<Row> = reader
+        .deserialize()
+        .collect::<Result<_, _>>()
+        .with_context(place)?;
+    ensure!(!rows.is_empty(), "{}: no transfer in it", path.display());
+    let all = rows.len();
+    let good: Vec<Row> = rows
+        .into_iter()
+        .filter(|row| row.ended == "acknowledged")
+        .collect();
+    let payload = |row: &&Row| u128::from(row.bytes) == u128::from(row.tokens) * bytes_per_token;
+    let ideal_ms = |row: &Row| f::ideal_transfer_ms(row.bytes as f64, link);
+    let total_ms = |row: &Row| row.total_ns as f64 / 1e6;
+    let bytes: u128 = good.iter().map(|row| u128::from(row.bytes)).sum();
+    let time: u128 = good.iter().map(|row| u128::from(row.total_ns)).sum();
+    let rate = (time > 0).then(|| bytes as f64 / (time as f64 / 1e9));
+    let mut lines: Vec<Line> = vec![
+        ("measured_transfers", json!(all), "rows of transfers.csv"),
+        (
+            "measured_failed",
+            json!(all - good.len()),
+            "not acknowledged; left out of what follows",
+        ),
+        (
+            "measured_as_payload",
+            json!(good.iter().filter(payload).count()),
+            "rows with exactly tokens * bytes per token",
+        ),
+    ];
+    let mut add = |keys: [&'static str; 2], values: Vec<f64>, what: [&'static str; 2]| {
+        let mut values = values;
+        values.sort_by(f64::total_cmp);
+        for ((key, what), p) in keys.into_iter().zip(what).zip([0.5, 0.99]) {
+            if let Some(value) = nearest_rank(&values, p) {
+                lines.push((key, json!(value), what));
+            }
+        }
+    };
+    add(
+        ["measured_ms_p50", "measured_ms_p99"],
+        good.iter().map(total_ms).collect(),
+        ["ms from offer to end", "ms"],
+    );
+    add(
+        ["measured_ideal_ms_p50", "measured_ideal_ms_p99"],
+        good.iter().map(ideal_ms).collect(),
+        ["ms: the row's bytes / link", "ms"],
+    );
+    add(
+        ["overhead_ms_p50", "overhead_ms_p99"],
+        good.iter()
+            .map(|row| total_ms(row) - ideal_ms(row))
+            .collect(),
+        ["ms: measured - ideal, each row by itself", "ms"],
+    );
+    add(
+        ["queue_wait_ms_p50", "queue_wait_ms_p99"],
+        ms(good.iter().filter_map(|row| row.queue_wait_ns)),
+        ["ms until the sink first asked; part of the above", "ms"],
+    );
+    add(
+        ["measured_exposed_ms_p50", "measured_exposed_ms_p99"],
+        ms(good.iter().filter_map(|row| row.exposed_ns)),
+        ["ms from the end of the prefill to the end", "ms"],
+    );
+    if let Some(rate) = rate {
+        lines.push((
+            "measured_bytes_per_s",
+            json!(rate),
+            "bytes / time, over all rows",
+        ));
+    }
+    Ok(lines)
+}
+
+fn ms(values: impl Iterator<Item = u64>) -> Vec<f64> {
+    values.map(|ns| ns as f64 / 1e6).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &str = "id,request,mode,granularity,tokens,blocks,cells,resent_cells,bytes,frames,\
+                        descriptors,queue_wait_ns,copy_ns,wire_ns,total_ns,exposed_ns,ended,cause";
+
+    fn of(rows: &str) -> Result<Vec<Line>> {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(TABLE), format!("{HEAD}\n{rows}")).unwrap();
+        lines(dir.path(), 1000, 1e6)
+    }
+
+    fn value(lines: &[Line], key: &str) -> f64 {
+        let line = lines.iter().find(|line| line.0 == key);
+        line.unwrap_or_else(|| panic!("{key}")).1.as_f64().unwrap()
+    }
+
+    #[test]
+    fn rows_by_hand() {
+        // 1000 bytes a token, 1 MB/s: 2 tokens take 2 ms, 4 take 4, 8 take 8.
+        let lines = of(
+            "1,1,pull,layer,2,1,4,0,2000,4,4,100000,1,1,3000000,500000,acknowledged,\n\
+             2,2,pull,layer,4,1,4,0,4000,4,4,300000,1,1,5000000,1000000,acknowledged,\n\
+             3,3,pull,layer,8,1,4,0,9000,4,4,200000,1,1,19000000,,acknowledged,\n\
+             4,4,pull,layer,8,1,4,0,100,4,4,,1,1,900,,aborted,stalled\n",
+        )
+        .unwrap();
+        for (key, expected) in [
+            ("measured_transfers", 4.0),
+            ("measured_failed", 1.0),
+            ("measured_as_payload", 2.0),
+            ("measured_ms_p50", 5.0),
+            ("measured_ms_p99", 19.0),
+            ("measured_ideal_ms_p50", 4.0),
+            ("measured_ideal_ms_p99", 9.0),
+            // 3 - 2, 5 - 4, 19 - 9.
+            ("overhead_ms_p50", 1.0),
+            ("overhead_ms_p99", 10.0),
+            ("queue_wait_ms_p50", 0.2),
+            ("measured_exposed_ms_p50", 0.5),
+            ("measured_exposed_ms_p99", 1.0),
+            // 15,000 bytes in 27 ms.
+            ("measured_bytes_per_s", 15_000.0 / 0.027),
+        ] {
+            let got = value(&lines, key);
+            assert!(
+                (got - expected).abs() < 1e-9 * expected.max(1.0),
+                "{key}: {got}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_no_table_is_named() {
+        for (rows, part) in [("", "no transfer"), ("1,x\n", "transfers.csv")] {
+            let error = format!("{:#}", of(rows).unwrap_err());
+            assert!(error.contains(part), "{error}");
+        }
+        let nowhere = lines(Path::new("/nonexistent"), 1, 1.0).unwrap_err();
+        assert!(format!("{nowhere:#}").contains("--run /nonexistent"));
+        // Without a good row there is nothing to take percentiles of.
+        let lines = of("4,4,pull,layer,8,1,4,0,100,4,4,,1,1,900,,expired,\n").unwrap();
+        assert_eq!(lines.len(), 3);
+    }
+}
