@@ -24,6 +24,20 @@ pub struct Chunk<'a> {
     pub adapter: Option<usize>,
 }
 
+impl<'a> Chunk<'a> {
+    /// What a forward pass needs of it.
+    pub fn input(&self) -> SeqInput<'a> {
+        SeqInput {
+            tokens: self.tokens,
+            start: self.start,
+            block_table: self.block_table,
+            rows: self.rows,
+            is_prefill: self.is_prefill,
+            adapter: self.adapter,
+        }
+    }
+}
+
 /// Computes the chunks of a step.
 pub trait Executor: Send {
     /// Computes `chunks` in order and hands the wanted logits to `sink` by chunk number, or,
@@ -92,17 +106,7 @@ impl Executor for DecoderExecutor {
         clock: &dyn Clock,
         sink: &mut dyn LogitSink,
     ) -> Result<ForwardTiming, String> {
-        let batch: Vec<SeqInput<'_>> = chunks
-            .iter()
-            .map(|c| SeqInput {
-                tokens: c.tokens,
-                start: c.start,
-                block_table: c.block_table,
-                rows: c.rows,
-                is_prefill: c.is_prefill,
-                adapter: c.adapter,
-            })
-            .collect();
+        let batch: Vec<SeqInput<'_>> = chunks.iter().map(Chunk::input).collect();
         Ok(self.decoder.forward(&batch, clock, sink))
     }
 

@@ -139,8 +139,8 @@ fn model_name(kind: Kind, size: Size, seed: u64) -> String {
     format!("synthetic-{}-{}-seed{seed}", kind.name(), size.name())
 }
 
-/// Draws every weight.
-fn weights(kind: Kind, config: &LlamaConfig, seed: u64) -> Weights {
+/// Draws every weight of a model of any shape.
+pub fn weights(kind: Kind, config: &LlamaConfig, seed: u64) -> Weights {
     let draw = Draw { kind, seed };
     let (hidden, ffn) = (config.hidden, config.ffn);
     let (q_dim, kv_dim) = (config.q_dim(), config.kv_dim());

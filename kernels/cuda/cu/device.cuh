@@ -177,6 +177,12 @@ template <> __device__ __forceinline__ e4m3 from_f32<e4m3>(float x) {
     return code;
 }
 
+// Where chunk `c` (16 bytes) of row `r` lies in a tile of `chunks` chunks a row, in bytes. With
+// this exchange the 8 rows that ldmatrix reads at one chunk fall on different banks.
+__device__ __forceinline__ u32 swizzled(u32 r, u32 c, u32 chunks) {
+    return (r * chunks + (c ^ (r & 7u))) * 16;
+}
+
 // Sum of a value over the 32 lanes, in one fixed order, given to all of them.
 __device__ __forceinline__ float warp_sum(float x) {
 #pragma unroll

@@ -43,11 +43,6 @@ template <int D> struct Tile {
     static const u32 kBytes = 2 * PB_TILE * D * 2; // keys and values, 16-bit elements
 };
 
-// Byte offset of chunk `c` of row `r` with `chunks` chunks per row.
-__device__ __forceinline__ u32 swizzled(u32 r, u32 c, u32 chunks) {
-    return (r * chunks + (c ^ (r & 7u))) * 16;
-}
-
 // Eight elements of the store to shared memory, zeros where not `valid`. Of the same type: an
 // asynchronous copy.
 template <class T, class S> struct Mover;

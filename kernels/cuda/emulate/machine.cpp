@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
+
 #if !defined(__x86_64__) || defined(PB_UCONTEXT)
 #define PB_SWITCH_BY_UCONTEXT
 #include <ucontext.h>
@@ -240,7 +242,7 @@ static void prepare(const Index& grid, const Index& block, size_t shared_bytes, 
     m.threads = block.x * block.y * block.z;
     m.shared_bytes = shared_bytes;
     m.random = seed;
-    m.launch = u16(m.launch + 1 == 65536 ? 1 : m.launch + 1);
+    m.launch++;
     m.epoch++;
     m.launch_first = m.epoch;
     m.last_hit = nullptr;
@@ -308,7 +310,9 @@ void* pb_machine_alloc(
             c.written = initialised ? 1 : 0;
         }
     }
-    m->regions.push_back(r);
+    auto starts_after = [](const u8* at, const Region* other) { return at < other->base; };
+    m->regions.insert(
+        std::upper_bound(m->regions.begin(), m->regions.end(), r->base, starts_after), r);
     return r->base;
 }
 

@@ -37,8 +37,8 @@ struct Cell {
     u32 written;                 // epoch at which it was initialised; 0: not
     u16 writer, reader;          // threads
     u16 write_sync, read_sync;
-    u16 readers;     // 0 none, 1 one thread, 2 several of one warp, 3 of several warps
-    u16 foreign;     // number of the launch in which another block read it
+    u32 readers;     // 0 none, 1 one thread, 2 several of one warp, 3 of several warps
+    u32 foreign;     // number of the launch in which another block read it
     u32 pending;     // an asynchronous copy into it has not been waited for
 };
 
@@ -95,7 +95,7 @@ struct Fault {
 };
 
 struct Machine {
-    std::vector<Region*> regions;
+    std::vector<Region*> regions; // by address
     Region shared;
     size_t shared_bytes = 0;
     u8* stacks = nullptr;
@@ -108,7 +108,7 @@ struct Machine {
     void* main_stack = nullptr;
     u32 threads = 0, live = 0, at_barrier = 0, exited = 0;
     u32 epoch = 1, block_first = 1, launch_first = 1;
-    u16 launch = 0;
+    u32 launch = 0;
     Index block = {}, block_size = {}, grid = {};
     Kernel kernel = nullptr;
     const char* kernel_name = "";

@@ -5,6 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <algorithm>
+
 #include "machine.hpp"
 
 namespace pb {
@@ -50,13 +52,17 @@ Region* find(const u8* p, size_t bytes) {
     if (last && p >= last->base && p + bytes <= last->base + last->bytes) {
         return last;
     }
-    for (Region* r : m.regions) {
-        if (p >= r->base && p + bytes <= r->base + r->bytes) {
-            m.last_hit = r;
-            return r;
-        }
+    auto starts_after = [](const u8* at, const Region* r) { return at < r->base; };
+    auto after = std::upper_bound(m.regions.begin(), m.regions.end(), p, starts_after);
+    if (after == m.regions.begin()) {
+        return nullptr;
     }
-    return nullptr;
+    Region* r = *(after - 1);
+    if (p + bytes > r->base + r->bytes) {
+        return nullptr;
+    }
+    m.last_hit = r;
+    return r;
 }
 
 bool same_warp(u16 a, u16 b) { return a / 32 == b / 32; }

@@ -38,6 +38,23 @@ impl<T> Buffer<T> {
         self.address
     }
 
+    /// `len` values from `first` on.
+    ///
+    /// # Panics
+    /// When the buffer is shorter.
+    pub fn slice(&self, first: usize, len: usize) -> Buffer<T> {
+        assert!(
+            first.checked_add(len).is_some_and(|end| end <= self.len),
+            "{len} values from {first} of {}",
+            self.len
+        );
+        Buffer {
+            address: self.address + (first * size_of::<T>()) as u64,
+            len,
+            kind: PhantomData,
+        }
+    }
+
     /// The same memory as raw bytes.
     pub(crate) fn bytes(&self) -> Buffer<u8> {
         Buffer {
@@ -72,8 +89,33 @@ pub struct Launch<'a> {
     pub shared_bytes: u32,
 }
 
-/// Something that runs kernels, in order.
+/// How far allocation had come: everything allocated later can be given back at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark(pub(crate) usize);
+
+/// A matrix product for a vendor's library: `out = a w^T`, `a` is `[m][k]`, `w` is `[n][k]`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Product {
+    /// Address of the left matrix.
+    pub a: u64,
+    /// Address of the weights.
+    pub w: u64,
+    /// Address of the result, `[m][n]`.
+    pub out: u64,
+    /// Sizes: rows, columns, terms.
+    pub mnk: [usize; 3],
+    /// Type of both matrices, as kernels' names spell it.
+    pub elem: &'static str,
+    /// Whether the result is f32; else it has the type of the matrices.
+    pub out_f32: bool,
+}
+
+/// Something that runs kernels, in order: one stream of work. Memory is given back in the reverse
+/// order of its allocation, by [`Device::mark`] and [`Device::release`].
 pub trait Device {
+    /// What it is, in words: for manifests and messages.
+    fn name(&self) -> String;
+
     /// Memory of `bytes` bytes, accessed in units of at least `granule` bytes; its address.
     ///
     /// # Errors
@@ -97,6 +139,43 @@ pub trait Device {
     /// # Errors
     /// [`KernelError`] when `to` is longer than the buffer.
     fn read(&self, from: Buffer<u8>, to: &mut [u8]) -> Result<(), KernelError>;
+
+    /// Sets every byte of `at` to zero.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the device fails.
+    fn zero(&self, at: Buffer<u8>) -> Result<(), KernelError>;
+
+    /// Where allocation stands.
+    fn mark(&self) -> Mark;
+
+    /// Gives back all memory allocated since `to`; its buffers must not be used again.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the device fails.
+    fn release(&self, to: Mark) -> Result<(), KernelError>;
+
+    /// Runs `work` and gives the time between its first and its last operation on the device, in
+    /// nanoseconds; `None` from a device without time.
+    ///
+    /// # Errors
+    /// Those of `work`, or [`KernelError`] when the device fails.
+    fn time_ns(
+        &self,
+        work: &mut dyn FnMut() -> Result<(), KernelError>,
+    ) -> Result<Option<u64>, KernelError>;
+
+    /// Computes `product` with the vendor's library; `false` from a device that has none. Its
+    /// order of sums follows the shape.
+    ///
+    /// # Errors
+    /// [`KernelError`] when the library fails.
+    fn vendor_gemm(&self, product: &Product) -> Result<bool, KernelError>;
+
+    /// Bytes of `buffer` that nothing was written to yet, where the device knows; else 0.
+    fn unwritten_bytes(&self, _buffer: Buffer<u8>) -> usize {
+        0
+    }
 
     /// Runs a kernel on one structure of parameters.
     ///
@@ -153,6 +232,26 @@ pub trait DeviceExt: Device {
             len,
             kind: PhantomData,
         })
+    }
+
+    /// Room for `len` values, all zero.
+    ///
+    /// # Errors
+    /// As [`Device::alloc`] and [`Device::zero`].
+    fn zeroed<T: Pod>(&self, name: &str, len: usize) -> Result<Buffer<T>, KernelError> {
+        let (bytes, granule) = (len * size_of::<T>(), size_of::<T>());
+        let buffer = Buffer {
+            address: self.alloc(name, bytes, granule, BufferState::Filled)?,
+            len,
+            kind: PhantomData,
+        };
+        self.zero(buffer.bytes())?;
+        Ok(buffer)
+    }
+
+    /// Bytes of `buffer` that nothing was written to yet, where the device knows; else 0.
+    fn unwritten<T>(&self, buffer: &Buffer<T>) -> usize {
+        self.unwritten_bytes(buffer.bytes())
     }
 
     /// A copy of the content.

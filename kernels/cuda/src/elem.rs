@@ -15,14 +15,43 @@ pub struct E4m3(
 pub trait Elem: Pod {
     /// In names of kernels.
     const NAME: &'static str;
+
+    /// The nearest value, ties to even.
+    fn round(x: f32) -> Self;
 }
 
 impl Elem for bf16 {
     const NAME: &'static str = "bf16";
+
+    fn round(x: f32) -> Self {
+        bf16::from_f32(x)
+    }
 }
 
 impl Elem for f16 {
     const NAME: &'static str = "f16";
+
+    fn round(x: f32) -> Self {
+        f16::from_f32(x)
+    }
+}
+
+/// Type of the result of a matrix product of type `T`: `T` itself, or f32.
+pub trait GemmOut<T: Elem>: Pod {
+    /// What it adds to the name of a kernel.
+    const SUFFIX: &'static str;
+}
+
+impl<T: Elem> GemmOut<T> for T {
+    const SUFFIX: &'static str = "";
+}
+
+impl GemmOut<bf16> for f32 {
+    const SUFFIX: &'static str = "_f32";
+}
+
+impl GemmOut<f16> for f32 {
+    const SUFFIX: &'static str = "_f32";
 }
 
 /// Type of stored keys and values, beside activations of type `T`.

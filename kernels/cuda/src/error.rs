@@ -12,7 +12,7 @@ pub enum KernelError {
         tried: String,
     },
     /// The compiler refused a file.
-    #[error("{file} does not compile for the emulator:\n{log}")]
+    #[error("{file} does not compile:\n{log}")]
     Compile {
         /// Source file.
         file: String,
@@ -52,6 +52,20 @@ pub enum KernelError {
         found: String,
         /// What would do.
         expected: String,
+    },
+    /// There is no device to run on, or nothing to build kernels with.
+    #[error("no CUDA device: {problem}")]
+    NoDevice {
+        /// What is missing.
+        problem: String,
+    },
+    /// The driver or a library of the device refused a call.
+    #[error("{call}: {problem}")]
+    Device {
+        /// What was called, and on what.
+        call: String,
+        /// Its answer.
+        problem: String,
     },
     /// The emulated machine stopped the kernel.
     #[error("{0}")]

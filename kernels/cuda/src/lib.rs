@@ -5,7 +5,9 @@
 //! thread by thread and checks every access to memory for bounds, for data never written and for
 //! races. What the emulator cannot show is time, and the rounding inside a tensor core's sum.
 //!
-//! [`ops`] has one wrapper per operation: it checks shapes and launches on any [`Device`].
+//! [`ops`] has one wrapper per operation: it checks shapes and launches on any [`Device`]: the
+//! [`Emulator`], or a GPU ([`CudaDevice`]), whose driver and libraries are looked for at run time
+//! only. [`check`] judges every operation on any device against f64.
 //!
 //! ```no_run
 //! use pb_kernels_cuda::{Device, DeviceExt, Emulator, Library, ops};
@@ -21,7 +23,9 @@
 //! # Ok::<(), pb_kernels_cuda::KernelError>(())
 //! ```
 
+pub mod check;
 mod checksum;
+mod cuda;
 mod device;
 mod elem;
 mod emulate;
@@ -30,7 +34,8 @@ pub mod ops;
 pub mod source;
 
 pub use checksum::checksum;
-pub use device::{Buffer, BufferState, Device, DeviceExt, Launch};
-pub use elem::{E4m3, Elem, StoreElem};
+pub use cuda::{CudaDevice, CudaOptions, compile_all};
+pub use device::{Buffer, BufferState, Device, DeviceExt, Launch, Mark, Product};
+pub use elem::{E4m3, Elem, GemmOut, StoreElem};
 pub use emulate::{Emulator, Fault, FaultKind, Library};
 pub use error::KernelError;

@@ -9,6 +9,16 @@ pub struct File {
     pub text: &'static str,
 }
 
+impl File {
+    /// Whether a macro means anything to this file: others need not be built again for it.
+    pub(crate) fn mentions(&self, define: &str) -> bool {
+        [self]
+            .into_iter()
+            .chain(HEADERS)
+            .any(|f| f.text.contains(define))
+    }
+}
+
 /// A file of `cu/` or `emulate/`.
 macro_rules! file {
     ($folder:literal, $name:literal) => {
@@ -26,11 +36,13 @@ pub const HEADERS: &[File] = &[file!("cu", "device.cuh"), file!("cu", "paged.cuh
 pub const FILES: &[File] = &[
     file!("cu", "prefill.cu"),
     file!("cu", "decode.cu"),
+    file!("cu", "gemm.cu"),
     file!("cu", "embed.cu"),
     file!("cu", "rmsnorm.cu"),
     file!("cu", "rope_kv.cu"),
     file!("cu", "silu_mul.cu"),
     file!("cu", "sample.cu"),
+    file!("cu", "rows.cu"),
     file!("cu", "blocks.cu"),
     file!("cu", "checksum.cu"),
 ];
@@ -50,3 +62,8 @@ pub(crate) const EMULATOR: &[File] = &[
     file!("emulate", "memory.cpp"),
     file!("emulate", "warp.cpp"),
 ];
+
+/// Whether some kernel asks for the macro `name`: a planted fault that none knows plants nothing.
+pub fn is_known_macro(name: &str) -> bool {
+    FILES.iter().any(|file| file.mentions(name))
+}

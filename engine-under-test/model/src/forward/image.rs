@@ -71,12 +71,17 @@ pub enum ImageError {
 
 /// What an image says about its cache.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct ImageShape {
-    pub(super) dtype: KvDtype,
-    pub(super) layers: usize,
-    pub(super) kv_heads: usize,
-    pub(super) d_head: usize,
-    pub(super) block_size: usize,
+pub struct ImageShape {
+    /// Element type.
+    pub dtype: KvDtype,
+    /// Layers.
+    pub layers: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Dimension of a head.
+    pub d_head: usize,
+    /// Tokens of a block.
+    pub block_size: usize,
 }
 
 /// The code of an element type in the header.
@@ -93,7 +98,8 @@ fn dtype_code(dtype: KvDtype) -> u8 {
 }
 
 impl ImageShape {
-    pub(super) fn new(config: &LlamaConfig, dtype: KvDtype, block_size: usize) -> Self {
+    /// Of a cache of `config`.
+    pub fn new(config: &LlamaConfig, dtype: KvDtype, block_size: usize) -> Self {
         ImageShape {
             dtype,
             layers: config.layers,
@@ -113,12 +119,12 @@ impl ImageShape {
     }
 
     /// Elements of one side (keys or values) of one layer.
-    pub(super) fn elems(&self) -> usize {
+    pub fn elems(&self) -> usize {
         self.block_size * self.kv_heads * self.d_head
     }
 
     /// Scales of one side of one layer.
-    pub(super) fn scales(&self) -> usize {
+    pub fn scales(&self) -> usize {
         match self.dtype {
             KvDtype::F64 | KvDtype::F32 | KvDtype::Bf16 | KvDtype::F16 => 0,
             KvDtype::Fp8E4m3 | KvDtype::Fp8E5m2 => 1,
@@ -127,13 +133,13 @@ impl ImageShape {
     }
 
     /// Bytes of a whole image.
-    pub(super) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         let side = self.scales() * size_of::<f32>() + self.elems() * self.dtype.bytes();
         HEADER_BYTES + 2 * self.layers * side
     }
 
     /// Appends the header to `out`.
-    pub(super) fn push_header(&self, out: &mut Vec<u8>) {
+    pub fn push_header(&self, out: &mut Vec<u8>) {
         out.reserve(self.bytes());
         out.extend(MAGIC);
         out.extend([VERSION, dtype_code(self.dtype), 0, 0]);
@@ -143,7 +149,10 @@ impl ImageShape {
     }
 
     /// Checks header and length of `image`; returns keys and values of each layer.
-    pub(super) fn layers<'a>(&self, image: &'a [u8]) -> Result<Vec<[Side<'a>; 2]>, ImageError> {
+    ///
+    /// # Errors
+    /// [`ImageError`] when it is of another kind or was cut.
+    pub fn layers<'a>(&self, image: &'a [u8]) -> Result<Vec<[Side<'a>; 2]>, ImageError> {
         let start = image.get(..5).unwrap_or(image);
         if image.len() < HEADER_BYTES || start[..4] != *MAGIC || start[4] != VERSION {
             return Err(ImageError::Format {
@@ -189,17 +198,17 @@ impl ImageShape {
 }
 
 /// Keys or values of one layer in an image.
-#[derive(Clone, Copy)]
-pub(super) struct Side<'a> {
+#[derive(Clone, Copy, Debug)]
+pub struct Side<'a> {
     /// f32 scales.
-    pub(super) scales: &'a [u8],
+    pub scales: &'a [u8],
     /// Elements.
-    pub(super) elems: &'a [u8],
+    pub elems: &'a [u8],
 }
 
 impl Side<'_> {
     /// Scale `i`.
-    pub(super) fn scale(&self, i: usize) -> f32 {
+    pub fn scale(&self, i: usize) -> f32 {
         let b = &self.scales[4 * i..];
         f32::from_le_bytes([b[0], b[1], b[2], b[3]])
     }

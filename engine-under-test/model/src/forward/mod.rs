@@ -25,9 +25,11 @@ use pb_kernels_cpu::{Dot, Isa, PackedBf16, PackedF32, Pool};
 
 use crate::lora::AdapterSet;
 use crate::weights::Weights;
-pub use image::{ImageError, block_image_bytes};
+pub use fault::numeric as numeric_fault;
+pub use image::{ImageError, ImageShape, Side, block_image_bytes};
 pub use judge::{StoredKv, judge_stored_kv};
-pub use scales::KvScales;
+pub use rope::RopeTables;
+pub use scales::{KvScales, layer_scales};
 
 /// Which positions of a run need logits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -395,16 +397,19 @@ pub fn round_matrices_to_bf16(weights: &Weights) -> Weights {
     rounded
 }
 
-/// One batch row that needs logits: which entry, at which position, in which row.
-#[derive(Clone, Copy)]
-struct WantedRow {
-    seq: usize,
-    position: usize,
-    row: usize,
+/// One batch row that needs logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WantedRow {
+    /// Entry of the batch.
+    pub seq: usize,
+    /// Absolute position in its sequence.
+    pub position: usize,
+    /// Row among the rows of all entries.
+    pub row: usize,
 }
 
 /// Lists the rows of `batch` that need logits, in batch order.
-fn wanted_rows(batch: &[SeqInput<'_>]) -> Vec<WantedRow> {
+pub fn wanted_rows(batch: &[SeqInput<'_>]) -> Vec<WantedRow> {
     let mut wanted = Vec::new();
     let mut first_row = 0;
     for (seq, input) in batch.iter().enumerate() {

@@ -6,19 +6,19 @@
 use crate::config::LlamaConfig;
 
 /// Cosines and sines of every position, `[positions][d_head / 2]` each.
-pub(super) struct RopeTables {
+pub struct RopeTables {
     /// Cosines.
-    pub(super) cos: Vec<f32>,
+    pub cos: Vec<f32>,
     /// Sines.
-    pub(super) sin: Vec<f32>,
+    pub sin: Vec<f32>,
     /// `d_head / 2`.
-    pub(super) half: usize,
+    pub half: usize,
 }
 
 impl RopeTables {
     /// Tables for positions `0..=max_position`; the extra one serves the planted fault that
     /// shifts positions by one.
-    pub(super) fn new(config: &LlamaConfig) -> Self {
+    pub fn new(config: &LlamaConfig) -> Self {
         let freqs = config.inv_freq();
         let rows = config.max_position + 1;
         let mut cos = Vec::with_capacity(rows * freqs.len());

@@ -94,7 +94,10 @@ impl KvScales {
     }
 
     /// Checks scales for a cache of `dtype` with `layers` layers.
-    pub(super) fn check(&self, dtype: KvDtype, layers: usize) -> Result<(), ForwardError> {
+    ///
+    /// # Errors
+    /// [`ForwardError`] when the type takes none, or they are not one positive number a layer.
+    pub fn check(&self, dtype: KvDtype, layers: usize) -> Result<(), ForwardError> {
         if !is_fp8(dtype) {
             return Err(ForwardError::NoScales { kv_dtype: dtype });
         }
@@ -120,7 +123,7 @@ impl KvScales {
 }
 
 /// Scales of keys and values of `layer`, 1 where none are given.
-pub(super) fn layer_scales(scales: Option<&KvScales>, layer: usize) -> [f32; 2] {
+pub fn layer_scales(scales: Option<&KvScales>, layer: usize) -> [f32; 2] {
     scales.map_or([1.0; 2], |s| [s.k[layer], s.v[layer]])
 }
 

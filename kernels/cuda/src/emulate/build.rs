@@ -160,7 +160,8 @@ impl Build<'_> {
     fn options(&self, file: &File) -> Vec<String> {
         let mut options: Vec<String> = FLAGS.iter().map(ToString::to_string).collect();
         if file.name.ends_with(".cu") {
-            options.extend(self.defines.iter().map(|d| format!("-D{d}")));
+            let known = self.defines.iter().filter(|d| file.mentions(d));
+            options.extend(known.map(|d| format!("-D{d}")));
             options.extend(KERNEL_FLAGS.iter().map(ToString::to_string));
         } else {
             options.extend(MACHINE_FLAGS.iter().map(ToString::to_string));

@@ -51,6 +51,7 @@ type LaunchFn = unsafe extern "C" fn(
 type NewFn = unsafe extern "C" fn() -> *mut Machine;
 type FreeFn = unsafe extern "C" fn(*mut Machine);
 type AllocFn = unsafe extern "C" fn(*mut Machine, usize, u32, u32, u32, *const c_char) -> *mut u8;
+type ReleaseFn = unsafe extern "C" fn(*mut Machine, *mut u8);
 type UnwrittenFn = unsafe extern "C" fn(*mut Machine, *const u8) -> usize;
 
 /// Entry points of the machine.
@@ -58,6 +59,7 @@ pub(super) struct Api {
     pub(super) machine_new: NewFn,
     pub(super) machine_free: FreeFn,
     pub(super) alloc: AllocFn,
+    pub(super) release: ReleaseFn,
     pub(super) unwritten: UnwrittenFn,
     pub(super) launch: LaunchFn,
 }
@@ -94,7 +96,15 @@ impl Library {
     /// # Errors
     /// [`KernelError::NoCompiler`] where there is none; others when building or loading fails.
     pub fn build(directory: &Path) -> Result<Self, KernelError> {
-        Self::load(&build::build(directory, FILES, &[])?)
+        Self::build_with(directory, &[])
+    }
+
+    /// The same with `defines` as macros: kernels with a planted fault.
+    ///
+    /// # Errors
+    /// As [`Library::build`].
+    pub fn build_with(directory: &Path, defines: &[&str]) -> Result<Self, KernelError> {
+        Self::load(&build::build(directory, FILES, defines)?)
     }
 
     /// The same of one file, with `defines` as macros: how tests plant faults.
@@ -147,6 +157,7 @@ impl Library {
                 machine_new: transmute::<*mut c_void, NewFn>(find(c"pb_machine_new")?),
                 machine_free: transmute::<*mut c_void, FreeFn>(find(c"pb_machine_free")?),
                 alloc: transmute::<*mut c_void, AllocFn>(find(c"pb_machine_alloc")?),
+                release: transmute::<*mut c_void, ReleaseFn>(find(c"pb_machine_release")?),
                 unwritten: transmute::<*mut c_void, UnwrittenFn>(find(c"pb_machine_unwritten")?),
                 launch: transmute::<*mut c_void, LaunchFn>(find(c"pb_machine_launch")?),
             }

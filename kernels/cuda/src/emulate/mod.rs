@@ -3,12 +3,12 @@
 mod build;
 mod library;
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::CString;
 
 pub use library::Library;
 
-use crate::device::{Buffer, BufferState, Device, Launch};
+use crate::device::{Buffer, BufferState, Device, Launch, Mark, Product};
 use crate::error::KernelError;
 
 /// What the machine found.
@@ -68,7 +68,13 @@ pub struct Emulator<'a> {
     library: &'a Library,
     machine: *mut library::Machine,
     seed: Cell<u64>,
+    /// Addresses in the order of allocation.
+    allocated: RefCell<Vec<u64>>,
 }
+
+// SAFETY: a machine keeps nothing of the thread that runs it beyond the end of a launch, and its
+// owner is the only one to reach it; it is not Sync.
+unsafe impl Send for Emulator<'_> {}
 
 impl<'a> Emulator<'a> {
     /// A machine without memory in use.
@@ -79,19 +85,13 @@ impl<'a> Emulator<'a> {
             library,
             machine,
             seed: Cell::new(0),
+            allocated: RefCell::default(),
         }
     }
 
     /// Runs threads in an order drawn from `seed` from now on; 0 is the plain order.
     pub fn permute(&self, seed: u64) {
         self.seed.set(seed);
-    }
-
-    /// Bytes of `buffer` that no kernel has written yet.
-    pub fn unwritten<T>(&self, buffer: &Buffer<T>) -> usize {
-        let address = buffer.address() as *const u8;
-        // SAFETY: the machine lives; an address it does not know counts as nothing.
-        unsafe { (self.library.api.unwritten)(self.machine, address) }
     }
 }
 
@@ -103,6 +103,10 @@ impl Drop for Emulator<'_> {
 }
 
 impl Device for Emulator<'_> {
+    fn name(&self) -> String {
+        "emulated: kernels executed thread by thread on the host".to_owned()
+    }
+
     fn alloc(
         &self,
         name: &str,
@@ -126,7 +130,46 @@ impl Device for Emulator<'_> {
                 name.as_ptr(),
             )
         };
+        self.allocated.borrow_mut().push(address as u64);
         Ok(address as u64)
+    }
+
+    fn zero(&self, at: Buffer<u8>) -> Result<(), KernelError> {
+        // SAFETY: the buffer is memory of this process of that length.
+        unsafe { std::ptr::write_bytes(at.address() as *mut u8, 0, at.len()) };
+        Ok(())
+    }
+
+    fn mark(&self) -> Mark {
+        Mark(self.allocated.borrow().len())
+    }
+
+    fn release(&self, to: Mark) -> Result<(), KernelError> {
+        let mut allocated = self.allocated.borrow_mut();
+        while allocated.len() > to.0 {
+            // OK because the loop's condition says that there is one.
+            let address = allocated.pop().expect("not empty");
+            // SAFETY: the machine lives, made this buffer, and forgets it once.
+            unsafe { (self.library.api.release)(self.machine, address as *mut u8) };
+        }
+        Ok(())
+    }
+
+    fn time_ns(
+        &self,
+        work: &mut dyn FnMut() -> Result<(), KernelError>,
+    ) -> Result<Option<u64>, KernelError> {
+        work().map(|()| None)
+    }
+
+    fn vendor_gemm(&self, _product: &Product) -> Result<bool, KernelError> {
+        Ok(false)
+    }
+
+    fn unwritten_bytes(&self, buffer: Buffer<u8>) -> usize {
+        let address = buffer.address() as *const u8;
+        // SAFETY: the machine lives; an address it does not know counts as nothing.
+        unsafe { (self.library.api.unwritten)(self.machine, address) }
     }
 
     fn write(&self, to: Buffer<u8>, from: &[u8]) -> Result<(), KernelError> {

@@ -150,6 +150,31 @@ impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
     }
 }
 
+/// A prefill plan on a device, for as many layers as the batch goes through.
+#[derive(Debug)]
+pub struct PlacedPrefill<'a> {
+    plan: &'a PrefillPlan,
+    seqs: u64,
+    tiles: u64,
+    tables: u64,
+}
+
+/// Copies a plan to the device.
+///
+/// # Errors
+/// When the device has no room.
+pub fn place_prefill<'a>(
+    device: &(impl Device + ?Sized),
+    plan: &'a PrefillPlan,
+) -> Result<PlacedPrefill<'a>, KernelError> {
+    Ok(PlacedPrefill {
+        plan,
+        seqs: device.input("sequences", plan.seqs())?.address(),
+        tiles: device.input("tiles", &plan.tiles)?.address(),
+        tables: device.input("block tables", plan.tables())?.address(),
+    })
+}
+
 /// Causal attention of every sequence of the plan. A store of [`E4m3`](crate::E4m3) goes with
 /// bf16 activations; for f16 there is no such kernel.
 ///
@@ -161,16 +186,30 @@ pub fn prefill<T: Elem, S: StoreElem<T>>(
     plan: &PrefillPlan,
     args: &PrefillArgs<'_, T, S>,
 ) -> Result<(), KernelError> {
+    prefill_placed(device, &place_prefill(device, plan)?, args)
+}
+
+/// As [`prefill`], with a plan that is on the device.
+///
+/// # Errors
+/// As [`prefill`].
+pub fn prefill_placed<T: Elem, S: StoreElem<T>>(
+    device: &(impl Device + ?Sized),
+    placed: &PlacedPrefill<'_>,
+    args: &PrefillArgs<'_, T, S>,
+) -> Result<(), KernelError> {
     let c = args.check("prefill")?;
     let shape = args.pool.shape;
-    plan.check(shape.block_size, c.blocks, c.rows, c.group)?;
+    placed
+        .plan
+        .check(shape.block_size, c.blocks, c.rows, c.group)?;
     let params = PrefillParams {
         q: args.q.address(),
         out: args.out.address(),
-        seqs: device.input("sequences", plan.seqs())?.address(),
-        tiles: device.input("tiles", &plan.tiles)?.address(),
+        seqs: placed.seqs,
+        tiles: placed.tiles,
         kv: PagedKv {
-            tables: device.input("block tables", plan.tables())?.address(),
+            tables: placed.tables,
             ..c.kv
         },
         q_stride: args.q_stride as u32,
@@ -178,7 +217,7 @@ pub fn prefill<T: Elem, S: StoreElem<T>>(
         scale_log2: c.scale_log2,
         v_scale: args.pool.v_scale,
     };
-    let grid = [plan.tiles.len() as u32, shape.kv_heads as u32, 1];
+    let grid = [placed.plan.tiles.len() as u32, shape.kv_heads as u32, 1];
     let shared = (64 + 4 * 64) * shape.d_head * 2;
     launch(
         device,
@@ -217,6 +256,33 @@ impl Partials {
     }
 }
 
+/// A decode plan on a device.
+#[derive(Debug)]
+pub struct PlacedDecode<'a> {
+    plan: &'a DecodePlan,
+    seqs: u64,
+    items: u64,
+    first_item: u64,
+    tables: u64,
+}
+
+/// Copies a plan to the device.
+///
+/// # Errors
+/// When the device has no room.
+pub fn place_decode<'a>(
+    device: &(impl Device + ?Sized),
+    plan: &'a DecodePlan,
+) -> Result<PlacedDecode<'a>, KernelError> {
+    Ok(PlacedDecode {
+        plan,
+        seqs: device.input("sequences", plan.seqs())?.address(),
+        items: device.input("items", &plan.items)?.address(),
+        first_item: device.input("first items", &plan.first_item)?.address(),
+        tables: device.input("block tables", plan.tables())?.address(),
+    })
+}
+
 /// Attention of one query per sequence of the plan; groups of at most 16 query heads.
 ///
 /// # Errors
@@ -227,23 +293,35 @@ pub fn decode<T: Elem, S: StoreElem<T>>(
     args: &PrefillArgs<'_, T, S>,
     partials: &Partials,
 ) -> Result<(), KernelError> {
+    decode_placed(device, &place_decode(device, plan)?, args, partials)
+}
+
+/// As [`decode`], with a plan that is on the device.
+///
+/// # Errors
+/// As [`decode`].
+pub fn decode_placed<T: Elem, S: StoreElem<T>>(
+    device: &(impl Device + ?Sized),
+    placed: &PlacedDecode<'_>,
+    args: &PrefillArgs<'_, T, S>,
+    partials: &Partials,
+) -> Result<(), KernelError> {
     let (op, c) = ("decode", args.check("decode")?);
-    let shape = args.pool.shape;
+    let (plan, shape) = (placed.plan, args.pool.shape);
     plan.check(shape.block_size, c.blocks, c.rows)?;
     require(c.group <= 16, op, "heads of a group", c.group, "at most 16")?;
     let rooms = (partials.o.len() / shape.d_head, partials.max_sum.len());
     let wanted = plan.items() * args.q_heads;
     let enough = rooms.0 >= wanted && rooms.1 >= wanted;
     require(enough, op, "partial results", rooms, wanted.to_string())?;
-    let seqs = device.input("sequences", plan.seqs())?.address();
     let params = DecodeParams {
         q: args.q.address(),
         partial_o: partials.o.address(),
         partial_max_sum: partials.max_sum.address(),
-        seqs,
-        items: device.input("items", &plan.items)?.address(),
+        seqs: placed.seqs,
+        items: placed.items,
         kv: PagedKv {
-            tables: device.input("block tables", plan.tables())?.address(),
+            tables: placed.tables,
             ..c.kv
         },
         q_stride: args.q_stride as u32,
@@ -264,8 +342,8 @@ pub fn decode<T: Elem, S: StoreElem<T>>(
     let params = MergeParams {
         partial_o: partials.o.address(),
         partial_max_sum: partials.max_sum.address(),
-        seqs,
-        first_item: device.input("first items", &plan.first_item)?.address(),
+        seqs: placed.seqs,
+        first_item: placed.first_item,
         out: args.out.address(),
         q_heads: args.q_heads as u32,
         d_head: shape.d_head as u32,

@@ -3,13 +3,18 @@
 mod attention;
 mod blocks;
 mod elementwise;
+mod gemm;
 mod plan;
 mod rope;
 mod sample;
 
-pub use attention::{Partials, PrefillArgs, decode, prefill};
+pub use attention::{
+    Partials, PlacedDecode, PlacedPrefill, PrefillArgs, decode, decode_placed, place_decode,
+    place_prefill, prefill, prefill_placed,
+};
 pub use blocks::{Stores, block_checksum, block_copy, block_gather, block_scatter};
 pub use elementwise::{add_rmsnorm, embed, rmsnorm, silu_mul};
+pub use gemm::{GemmBy, gather_rows, gemm};
 pub use plan::{BatchSeq, DecodePlan, PrefillPlan};
 pub use rope::{KvPool, KvShape, RopeKv, rope_kv};
 pub use sample::{SampleRow, sample};

@@ -4,13 +4,14 @@
 
 mod attention;
 mod blocks;
-mod case;
 mod chain;
 mod common;
 mod elementwise;
 mod faults;
-mod formulas;
+mod gemm;
 mod machine;
 mod matrix;
 mod rope;
 mod sampling;
+
+use pb_kernels_cuda::check::{case, formulas};

@@ -17,7 +17,7 @@ use pb_contract::{Fault, FaultClass};
 pub(super) use attention::Attention;
 
 /// The fault itself if it is one of the forward pass, else none.
-pub(super) fn numeric(fault: Fault) -> Fault {
+pub fn numeric(fault: Fault) -> Fault {
     if fault.class() == Some(FaultClass::Numerics) {
         fault
     } else {

@@ -1,13 +1,19 @@
 //! Operations by their definitions: in f64, and naively in the low precision, where every step
 //! is rounded. Nothing here knows of blocks, tiles or threads.
 
-use crate::common::{Expected, U32, Value, gamma, rounded};
+use pb_kernels_cpu::bounds::F32_UNIT_ROUNDOFF as U32;
+
+use super::judge::{Expected, gamma};
+use super::values::{Value, rounded};
 
 /// Queries of one head against the keys and values that they may see, in order.
-pub(crate) struct Head<'a> {
-    pub(crate) q: &'a [f64],
-    pub(crate) k: &'a [Vec<f64>],
-    pub(crate) v: &'a [Vec<f64>],
+pub struct Head<'a> {
+    /// The query.
+    pub q: &'a [f64],
+    /// Keys.
+    pub k: &'a [Vec<f64>],
+    /// Values.
+    pub v: &'a [Vec<f64>],
 }
 
 /// Attention of one query over all given keys.
@@ -18,7 +24,7 @@ pub(crate) struct Head<'a> {
 /// size. Weights are off by `e^(2 s)`; sums over keys add `2 n` roundings, rescaling and merging
 /// a few dozen. Weights are rounded to the low precision before they meet values: `t W`, and
 /// what underflows. The result is rounded: `t |y|`.
-pub(crate) fn attention<T: Value>(head: &Head<'_>) -> Vec<Expected> {
+pub fn attention<T: Value>(head: &Head<'_>) -> Vec<Expected> {
     let (d, n) = (head.q.len(), head.k.len());
     let scale = 1.0 / (d as f64).sqrt();
     let dot = |k: &[f64]| -> f64 { head.q.iter().zip(k).map(|(a, b)| a * b).sum() };
@@ -90,7 +96,7 @@ fn naive_weights<T: Value>(head: &Head<'_>, scale: f64) -> Vec<f64> {
 
 /// RMS norm of one row. Bounds: a thread chains `ceil(h / 1024) * 4` fused steps, then 5 + 8
 /// additions; mean, eps, root, inverse and two products are one rounding each.
-pub(crate) fn rmsnorm<T: Value>(x: &[f64], weight: &[f64], eps: f64) -> Vec<Expected> {
+pub fn rmsnorm<T: Value>(x: &[f64], weight: &[f64], eps: f64) -> Vec<Expected> {
     let h = x.len();
     let root = (x.iter().map(|v| v * v).sum::<f64>() / h as f64 + eps).sqrt();
     let naive_squares = x
@@ -114,7 +120,7 @@ pub(crate) fn rmsnorm<T: Value>(x: &[f64], weight: &[f64], eps: f64) -> Vec<Expe
 
 /// `silu(gate) * up`. Bounds: the exponential is good to 2 units in the last place, four
 /// roundings, and sum, quotient and product are three more.
-pub(crate) fn silu_mul<T: Value>(gate: f64, up: f64) -> Expected {
+pub fn silu_mul<T: Value>(gate: f64, up: f64) -> Expected {
     let exact = gate / (1.0 + (-gate).exp()) * up;
     let low = rounded::<T>(gate as f32 / (1.0 + rounded::<T>((-gate as f32).exp())));
     expected::<T>(exact, T::of(low * up as f32).f64(), gamma(7) * exact.abs())
@@ -122,7 +128,7 @@ pub(crate) fn silu_mul<T: Value>(gate: f64, up: f64) -> Expected {
 
 /// Rotation of the pair `(a, b)`: two values. Bounds: two roundings, and one of each table
 /// entry, relative to the terms.
-pub(crate) fn rotate<T: Value>(a: f64, b: f64, angle: f64) -> [Expected; 2] {
+pub fn rotate<T: Value>(a: f64, b: f64, angle: f64) -> [Expected; 2] {
     let (sin, cos) = angle.sin_cos();
     let low = |x: f64| rounded::<T>(x as f32);
     let one = |x: f64, y: f64, sign: f64| {
@@ -132,6 +138,26 @@ pub(crate) fn rotate<T: Value>(a: f64, b: f64, angle: f64) -> [Expected; 2] {
         expected::<T>(exact, T::of(naive).f64(), gamma(3) * terms)
     };
     [one(a, b, 1.0), one(b, a, -1.0)]
+}
+
+/// One output of a matrix product, rounded to the low precision unless `out_f32`. Bounds: products
+/// of 16-bit numbers are exact in f32; a tensor core may cut instead of round, so each addition
+/// counts twice.
+pub fn product<T: Value>(a: &[f64], w: &[f64], bias: f64, out_f32: bool) -> Expected {
+    let terms = || a.iter().zip(w).map(|(a, b)| a * b);
+    let exact = terms().sum::<f64>() + bias;
+    let abs = terms().map(f64::abs).sum::<f64>() + bias.abs();
+    let f32_bound = gamma(2 * a.len() + 2) * abs;
+    let naive = terms().fold(0.0f32, |s, term| s + rounded::<T>(term as f32)) + bias as f32;
+    if out_f32 {
+        return Expected {
+            exact,
+            naive: f64::from(naive),
+            f32_bound,
+            bound: f32_bound,
+        };
+    }
+    expected::<T>(exact, T::of(naive).f64(), f32_bound)
 }
 
 fn expected<T: Value>(exact: f64, naive: f64, f32_bound: f64) -> Expected {
@@ -144,24 +170,33 @@ fn expected<T: Value>(exact: f64, naive: f64, f32_bound: f64) -> Expected {
     }
 }
 
-#[test]
-fn cases_worked_by_hand() {
+#[cfg(test)]
+mod tests {
     use half::bf16;
-    // Scores 0 and ln 3 give weights 1/4 and 3/4.
-    let (k, v) = ([vec![0.0], vec![3f64.ln()]], [vec![4.0], vec![8.0]]);
-    let head = Head {
-        q: &[1.0],
-        k: &k,
-        v: &v,
-    };
-    assert!((attention::<bf16>(&head)[0].exact - 7.0).abs() < 1e-14);
-    // Mean of squares 12.5, with eps 3.5 the root is 4.
-    let normed = rmsnorm::<bf16>(&[3.0, 4.0], &[1.0, 2.0], 3.5);
-    assert_eq!((normed[0].exact, normed[1].exact), (0.75, 2.0));
-    // silu(ln 3) = ln 3 / (1 + 1/3).
-    let gated = silu_mul::<bf16>(3f64.ln(), 2.0);
-    assert!((gated.exact - 1.5 * 3f64.ln()).abs() < 1e-15);
-    // A quarter turn takes (a, b) to (-b, a).
-    let [a, b] = rotate::<bf16>(1.0, 2.0, std::f64::consts::FRAC_PI_2);
-    assert!((a.exact + 2.0).abs() < 1e-15 && (b.exact - 1.0).abs() < 1e-15);
+
+    use super::*;
+
+    #[test]
+    fn cases_worked_by_hand() {
+        // Scores 0 and ln 3 give weights 1/4 and 3/4.
+        let (k, v) = ([vec![0.0], vec![3f64.ln()]], [vec![4.0], vec![8.0]]);
+        let head = Head {
+            q: &[1.0],
+            k: &k,
+            v: &v,
+        };
+        assert!((attention::<bf16>(&head)[0].exact - 7.0).abs() < 1e-14);
+        // Mean of squares 12.5, with eps 3.5 the root is 4.
+        let normed = rmsnorm::<bf16>(&[3.0, 4.0], &[1.0, 2.0], 3.5);
+        assert_eq!((normed[0].exact, normed[1].exact), (0.75, 2.0));
+        // silu(ln 3) = ln 3 / (1 + 1/3).
+        let gated = silu_mul::<bf16>(3f64.ln(), 2.0);
+        assert!((gated.exact - 1.5 * 3f64.ln()).abs() < 1e-15);
+        // 1 * 3 + 2 * 5 + 0.5, and in f32 nothing is rounded.
+        let sum = product::<bf16>(&[1.0, 2.0], &[3.0, 5.0], 0.5, true);
+        assert_eq!((sum.exact, sum.naive), (13.5, 13.5));
+        // A quarter turn takes (a, b) to (-b, a).
+        let [a, b] = rotate::<bf16>(1.0, 2.0, std::f64::consts::FRAC_PI_2);
+        assert!((a.exact + 2.0).abs() < 1e-15 && (b.exact - 1.0).abs() < 1e-15);
+    }
 }

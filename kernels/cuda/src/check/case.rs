@@ -1,33 +1,40 @@
 //! One attention problem: sequences in one shuffled pool, and what must come out.
 
-use pb_kernels_cuda::ops::{
+use super::formulas::{Head, attention};
+use super::judge::Expected;
+use super::values::{Rng, Stored, Value, typed};
+use crate::device::{Device, DeviceExt};
+use crate::error::{KernelError, require};
+use crate::ops::{
     BatchSeq, DecodePlan, KvPool, KvShape, Partials, PrefillArgs, PrefillPlan, decode, prefill,
 };
-use pb_kernels_cuda::{DeviceExt, Emulator, KernelError};
-
-use crate::common::{Expected, Rng, Stored, Value, typed};
-use crate::formulas::{Head, attention};
 
 /// A chunk of a sequence.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Chunk {
-    pub(crate) prefix: usize,
-    pub(crate) len: usize,
+pub struct Chunk {
+    /// Tokens before it.
+    pub prefix: usize,
+    /// Its tokens.
+    pub len: usize,
 }
 
 /// Sizes of a problem.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
-    pub(crate) d: usize,
-    pub(crate) group: usize,
-    pub(crate) kv_heads: usize,
-    pub(crate) block: usize,
+pub struct Sizes {
+    /// Dimension of a head.
+    pub d: usize,
+    /// Query heads for each key/value head.
+    pub group: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Tokens of a block.
+    pub block: usize,
 }
 
 /// Content of a problem, on the host.
-pub(crate) struct Case<T, S> {
-    pub(crate) sizes: Sizes,
-    pub(crate) chunks: Vec<Chunk>,
+pub struct Case<T, S> {
+    sizes: Sizes,
+    chunks: Vec<Chunk>,
     /// Rows of q lie among keys and values, as the projection leaves them; those are poison.
     qkv: Vec<T>,
     k: Vec<S>,
@@ -37,7 +44,8 @@ pub(crate) struct Case<T, S> {
 }
 
 impl<T: Value, S: Stored<T>> Case<T, S> {
-    pub(crate) fn new(seed: u64, sizes: Sizes, chunks: &[Chunk]) -> Self {
+    /// Random content; the same seed gives the same.
+    pub fn new(seed: u64, sizes: Sizes, chunks: &[Chunk]) -> Self {
         let mut rng = Rng(seed);
         let Sizes {
             d, block, kv_heads, ..
@@ -122,7 +130,7 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
     }
 
     /// What must come out: every row, head and dimension.
-    pub(crate) fn expected(&self) -> Vec<Expected> {
+    pub fn expected(&self) -> Vec<Expected> {
         let mut out = Vec::new();
         let mut row = 0;
         for (chunk, table) in self.chunks.iter().zip(&self.tables) {
@@ -166,7 +174,7 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
     /// Puts the problem on a device and calls `run`; gives its output.
     fn on_device(
         &self,
-        device: &Emulator<'_>,
+        device: &(impl Device + ?Sized),
         run: impl FnOnce(&PrefillArgs<'_, T, S>) -> Result<(), KernelError>,
     ) -> Result<Vec<T>, KernelError> {
         let Sizes {
@@ -195,22 +203,27 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
             pool: &pool,
             out: &out,
         })?;
-        assert_eq!(
-            device.unwritten(&out),
-            0,
-            "bytes of the output were left out"
-        );
+        let left_out = device.unwritten(&out);
+        require(left_out == 0, "check", "bytes left out", left_out, "none")?;
         device.download(&out)
     }
 
-    pub(crate) fn prefill(&self, device: &Emulator<'_>) -> Result<Vec<T>, KernelError> {
+    /// The output of prefill, all chunks in one launch.
+    ///
+    /// # Errors
+    /// What the device says, and where part of the output was left out.
+    pub fn prefill(&self, device: &(impl Device + ?Sized)) -> Result<Vec<T>, KernelError> {
         let plan = PrefillPlan::new(&self.seqs(), self.sizes.group)?;
         self.on_device(device, |args| prefill(device, &plan, args))
     }
 
-    pub(crate) fn decode(
+    /// The output of decode, every sequence one query, in ranges of `split` keys.
+    ///
+    /// # Errors
+    /// As [`Case::prefill`].
+    pub fn decode(
         &self,
-        device: &Emulator<'_>,
+        device: &(impl Device + ?Sized),
         split: usize,
     ) -> Result<Vec<T>, KernelError> {
         let plan = DecodePlan::new(&self.seqs(), split)?;
@@ -219,9 +232,12 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
     }
 
     /// The sequences one launch each, gathered row by row.
-    pub(crate) fn decode_each(
+    ///
+    /// # Errors
+    /// As [`Case::prefill`].
+    pub fn decode_each(
         &self,
-        device: &Emulator<'_>,
+        device: &(impl Device + ?Sized),
         split: usize,
     ) -> Result<Vec<T>, KernelError> {
         let (mut rows, width) = (Vec::new(), self.q_heads() * self.sizes.d);
@@ -240,9 +256,15 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
     }
 
     /// The only sequence in chunks of `lens`, one launch each, gathered row by row.
-    pub(crate) fn prefill_in(
+    ///
+    /// # Errors
+    /// As [`Case::prefill`].
+    ///
+    /// # Panics
+    /// When `lens` do not add up to the chunk.
+    pub fn prefill_in(
         &self,
-        device: &Emulator<'_>,
+        device: &(impl Device + ?Sized),
         lens: &[usize],
     ) -> Result<Vec<T>, KernelError> {
         assert_eq!(lens.iter().sum::<usize>(), self.chunks[0].len);
