@@ -84,6 +84,8 @@ pub use row::{Defect, Ended, TransferRow};
 pub use sink::{Sink, SinkAction, SinkConfig, Unused};
 pub use source::{Late, Lend, Posted, ProtocolError, Source, SourceAction, SourceConfig};
 pub use transport::{
-    Incoming, LocalTransport, MemoryId, ShmListener, ShmOptions, ShmTransport, Tap, TapVerdict,
-    TcpOptions, TcpTransport, TcpTransportListener, Transport, TransportError, TransportKind,
+    CellBytes, Incoming, LocalTransport, MemoryFile, MemoryId, NixlListener, NixlOptions,
+    NixlSlots, NixlTransport, ShmListener, ShmOptions, ShmTransport, SlotStore, SlotTransport, Tap,
+    TapVerdict, TcpOptions, TcpTransport, TcpTransportListener, Transport, TransportError,
+    TransportKind,
 };

@@ -65,6 +65,20 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// Out of range, and nothing is written; or the device refused.
     fn write(&self, at: u64, from: &[u8]) -> Result<(), MemoryError>;
+
+    /// Shows `see` the ranges where they lie, all at once; false where memory can only be copied,
+    /// which is the default. Whoever writes the memory may have to wait meanwhile, so `see` must
+    /// not.
+    ///
+    /// # Errors
+    /// Out of range, and nothing is shown.
+    fn view(
+        &self,
+        _ranges: &[Descriptor],
+        _see: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<bool, MemoryError> {
+        Ok(false)
+    }
 }
 
 /// Memory of this process.
@@ -109,6 +123,21 @@ impl Memory for HostMemory {
         let range = HostMemory::range(at, from.len(), bytes.len())?;
         bytes[range].copy_from_slice(from);
         Ok(())
+    }
+
+    fn view(
+        &self,
+        ranges: &[Descriptor],
+        see: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<bool, MemoryError> {
+        let bytes = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let part = |d: &Descriptor| {
+            let range = HostMemory::range(d.at, d.bytes as usize, bytes.len())?;
+            Ok(&bytes[range])
+        };
+        let parts: Result<Vec<&[u8]>, MemoryError> = ranges.iter().map(part).collect();
+        see(&parts?);
+        Ok(true)
     }
 }
 

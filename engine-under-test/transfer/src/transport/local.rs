@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use pb_contract::{Clock, Nanos};
 
+use super::buffers::{Buffers, CellBytes};
 use super::{
     Incoming, MemoryId, Registered, Tap, TapVerdict, Transport, TransportError, TransportKind,
 };
@@ -22,7 +23,7 @@ const FRAMES_IN_FLIGHT: u32 = 8;
 
 enum Item {
     Message(Message),
-    Data(DataHead, Vec<u8>),
+    Data(DataHead, CellBytes),
     /// The oldest frame was taken.
     Taken,
 }
@@ -34,6 +35,7 @@ pub struct LocalTransport {
     to: Option<Sender<Item>>,
     from: Receiver<Item>,
     in_flight: VecDeque<(TransferId, Nanos)>,
+    buffers: Buffers,
     tap: Option<Tap>,
 }
 
@@ -48,6 +50,7 @@ impl LocalTransport {
             to: Some(to),
             from,
             in_flight: VecDeque::new(),
+            buffers: Buffers::default(),
             tap: None,
         };
         (end(to_b, from_b), end(to_a, from_a))
@@ -60,12 +63,14 @@ impl LocalTransport {
         self
     }
 
-    fn put(&mut self, message: Message, mut payload: Vec<u8>) -> Result<(), TransportError> {
-        if let Some(tap) = &mut self.tap
-            && tap(&message, &mut payload) != TapVerdict::Pass
-        {
-            // There are no half frames here: what is cut is gone.
-            self.to = None;
+    fn put(&mut self, message: Message, mut payload: CellBytes) -> Result<(), TransportError> {
+        if let Some(tap) = &mut self.tap {
+            let mut bytes = payload.to_vec();
+            if tap(&message, &mut bytes) != TapVerdict::Pass {
+                // There are no half frames here: what is cut is gone.
+                self.to = None;
+            }
+            payload = bytes.into();
         }
         let item = match message {
             Message::Data(head) => Item::Data(head, payload),
@@ -98,7 +103,7 @@ impl Transport for LocalTransport {
     }
 
     fn send(&mut self, message: &Message) -> Result<(), TransportError> {
-        self.put(message.clone(), Vec::new())
+        self.put(message.clone(), CellBytes::empty())
     }
 
     fn post(
@@ -112,7 +117,9 @@ impl Transport for LocalTransport {
             return Err(TransportError::Backlog { frames });
         }
         let start = self.clock.now();
-        let payload = self.memories.read(memory, from)?;
+        let (memory, bytes) = self.memories.find(memory, from)?;
+        let mut payload = self.buffers.take(bytes);
+        Registered::read(memory.as_ref(), from, &mut payload)?;
         let posted = Posted {
             bytes: payload.len() as u64,
             descriptors: from.len() as u64,

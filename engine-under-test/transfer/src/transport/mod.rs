@@ -5,21 +5,30 @@
 //! posted frame reads it until [`Incoming::Sent`] says otherwise, so that a transport which writes
 //! into the peer's memory by itself fits behind the same trait.
 
+mod buffers;
 mod local;
+mod nixl;
+mod nixl_ffi;
+mod outgoing;
 mod shm;
+mod slots;
 mod tcp;
 mod wire;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use crate::frame::FrameError;
-use crate::memory::{Descriptor, Memory, MemoryError, MemoryKind, gather};
+use crate::memory::{Descriptor, Memory, MemoryError, MemoryKind};
 use crate::message::{DataHead, Message, TransferId};
 use crate::source::Posted;
 
+pub use buffers::CellBytes;
 pub use local::LocalTransport;
-pub use shm::{ShmListener, ShmOptions, ShmTransport};
+pub use nixl::{NixlListener, NixlOptions, NixlSlots, NixlTransport};
+pub use shm::{MemoryFile, ShmListener, ShmOptions, ShmTransport};
+pub use slots::{SlotStore, SlotTransport};
 pub use tcp::{TcpOptions, TcpTransport, TcpTransportListener};
 
 /// Which transport.
@@ -31,6 +40,8 @@ pub enum TransportKind {
     SharedMemory,
     /// Two machines, or one.
     Tcp,
+    /// Two machines, or one, by NIXL.
+    Nixl,
 }
 
 /// Why a transport is of no use any more, or a call of it went wrong.
@@ -72,6 +83,26 @@ pub enum TransportError {
         /// What is wrong.
         problem: String,
     },
+    /// A library that is loaded at run time is not there.
+    #[error(
+        "{} cannot be loaded: {problem}; install NIXL with `pip install --no-deps nixl-cu13`, name \
+         the libnixl_capi.so in it, and set NIXL_PLUGIN_DIR to the folder `plugins` beside it",
+        library.display()
+    )]
+    Missing {
+        /// Which.
+        library: PathBuf,
+        /// What the loader said.
+        problem: String,
+    },
+    /// NIXL refused.
+    #[error("NIXL, {doing}: status {status}")]
+    Nixl {
+        /// What was tried.
+        doing: &'static str,
+        /// What it returned, as in its `wrapper.h`.
+        status: i32,
+    },
     /// The system refused.
     #[error("{doing}: {error}")]
     Io {
@@ -99,7 +130,7 @@ pub enum Incoming {
     /// The peer said something.
     Message(Message),
     /// The peer sent cells.
-    Data(DataHead, Vec<u8>),
+    Data(DataHead, CellBytes),
     /// A posted frame needs the memory no more.
     Sent {
         /// The transfer.
@@ -179,13 +210,33 @@ impl Registered {
         MemoryId(self.0.len() as u32 - 1)
     }
 
-    /// The bytes of the ranges, one after the other.
-    fn read(&self, id: MemoryId, from: &[Descriptor]) -> Result<Vec<u8>, TransportError> {
+    /// The memory, in which all of `from` must lie, and how many bytes that is.
+    fn find(
+        &self,
+        id: MemoryId,
+        from: &[Descriptor],
+    ) -> Result<(&Arc<dyn Memory>, usize), TransportError> {
         let memory = self.0.get(id.0 as usize);
         let memory = memory.ok_or(TransportError::Unregistered(id))?;
-        let bytes: u64 = from.iter().map(|d| d.bytes).sum();
-        let mut out = Vec::with_capacity(bytes.min(memory.bytes()) as usize);
-        gather(memory.as_ref(), from, &mut out)?;
-        Ok(out)
+        let bytes = memory.bytes();
+        for range in from {
+            let (at, end) = (range.at, range.at.saturating_add(range.bytes));
+            if end > bytes {
+                return Err(MemoryError::Range { at, end, bytes }.into());
+            }
+        }
+        let sum = from.iter().map(|range| range.bytes).sum::<u64>();
+        Ok((memory, sum as usize))
+    }
+
+    /// Copies the ranges to `out`, one after the other.
+    fn read(memory: &dyn Memory, from: &[Descriptor], out: &mut [u8]) -> Result<(), MemoryError> {
+        let mut rest = out;
+        for range in from {
+            let (now, later) = rest.split_at_mut(range.bytes as usize);
+            memory.read(range.at, now)?;
+            rest = later;
+        }
+        Ok(())
     }
 }

@@ -12,7 +12,9 @@ use std::time::Duration;
 
 use pb_contract::{Clock, Nanos};
 
-use super::wire::{Handle, Link, Outgoing, Socket, Writer, inbox, poll, read_frame};
+use super::buffers::Buffers;
+use super::outgoing::{Frame, Payload};
+use super::wire::{Handle, Link, Socket, Writer, inbox, poll, read_frame};
 use super::{
     Incoming, MemoryId, Registered, Tap, TapVerdict, Transport, TransportError, TransportKind,
 };
@@ -145,7 +147,7 @@ impl Transport for TcpTransport {
         let tap = self.tap.as_mut().map(|tap| tap(message, &mut Vec::new()));
         let verdict = tap.unwrap_or(TapVerdict::Pass);
         let first = self.links.first().ok_or(TransportError::Closed)?;
-        first.put(Outgoing::message(message, verdict))
+        first.put(Frame::message(message, verdict))
     }
 
     fn post(
@@ -155,20 +157,28 @@ impl Transport for TcpTransport {
         from: &[Descriptor],
     ) -> Result<Posted, TransportError> {
         let start = self.clock.now();
-        let mut payload = self.memories.read(memory, from)?;
-        let read = self.clock.now();
-        let posted = Posted {
-            bytes: payload.len() as u64,
-            descriptors: from.len() as u64,
-            copy_ns: read.saturating_sub(start).0,
-        };
-        let done = (head.id, read);
+        let (memory, bytes) = self.memories.find(memory, from)?;
+        let id = head.id;
         let message = Message::Data(head);
-        let tap = self.tap.as_mut().map(|tap| tap(&message, &mut payload));
-        let verdict = tap.unwrap_or(TapVerdict::Pass);
+        let mut verdict = TapVerdict::Pass;
+        let payload = match &mut self.tap {
+            None => Payload::Ranges(Arc::clone(memory), from.to_vec()),
+            Some(tap) => {
+                let mut payload = vec![0; bytes];
+                Registered::read(memory.as_ref(), from, &mut payload)?;
+                verdict = tap(&message, &mut payload);
+                Payload::Bytes(payload)
+            }
+        };
+        let posted = Posted {
+            bytes: bytes as u64,
+            descriptors: from.len() as u64,
+            // Read while it is written, and part of the time on the wire.
+            copy_ns: 0,
+        };
         self.next = (self.next + 1) % self.links.len().max(1);
         let link = self.links.get(self.next).ok_or(TransportError::Closed)?;
-        link.put(Outgoing::cells(&message, payload, done, verdict))?;
+        link.put(Frame::cells(&message, payload, (id, start), verdict))?;
         Ok(posted)
     }
 
@@ -261,7 +271,7 @@ impl TcpTransportListener {
         stream.set_nonblocking(false).map_err(failed)?;
         let mut socket = Socket::Tcp(stream.try_clone().map_err(failed)?);
         socket.set_read_timeout(Some(self.stall)).map_err(failed)?;
-        let (message, _) = read_frame(&mut socket)?;
+        let (message, _) = read_frame(&mut socket, &Buffers::default())?;
         socket.set_read_timeout(None).map_err(failed)?;
         let Message::Join { session, index, of } = message else {
             let problem = "the first message is not a join".to_owned();

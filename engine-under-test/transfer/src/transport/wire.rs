@@ -3,17 +3,20 @@
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pb_contract::{Clock, Nanos};
+use pb_contract::Clock;
 
-use super::{Incoming, TapVerdict, TransportError};
-use crate::frame::{FrameHead, HEADER_BYTES, encode_frame};
-use crate::message::{Message, TransferId};
+use super::buffers::{Buffers, CellBytes};
+use super::outgoing::{Frame, Out};
+use super::{Incoming, TransportError};
+use crate::frame::{FrameHead, HEADER_BYTES};
+use crate::message::Message;
 
 /// Frames that wait to be written on a connection.
 const QUEUE_FRAMES: usize = 64;
@@ -34,7 +37,7 @@ impl Socket {
         })
     }
 
-    fn shutdown(&self) {
+    pub(super) fn shutdown(&self) {
         // It may be closed already, which is what is wanted.
         let _ = match self {
             Socket::Tcp(s) => s.shutdown(Shutdown::Both),
@@ -53,6 +56,15 @@ impl Socket {
         match self {
             Socket::Tcp(s) => s.set_write_timeout(Some(limit)),
             Socket::Unix(s) => s.set_write_timeout(Some(limit)),
+        }
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Socket::Tcp(s) => s.as_fd(),
+            Socket::Unix(s) => s.as_fd(),
         }
     }
 }
@@ -86,40 +98,6 @@ impl Write for Socket {
     }
 }
 
-/// A frame to be written.
-pub(super) struct Outgoing {
-    frame: Vec<u8>,
-    payload: Vec<u8>,
-    /// Cells: tell when they are written.
-    done: Option<(TransferId, Nanos)>,
-    verdict: TapVerdict,
-}
-
-impl Outgoing {
-    pub(super) fn message(message: &Message, verdict: TapVerdict) -> Outgoing {
-        Outgoing {
-            frame: encode_frame(message, 0),
-            payload: Vec::new(),
-            done: None,
-            verdict,
-        }
-    }
-
-    pub(super) fn cells(
-        message: &Message,
-        payload: Vec<u8>,
-        done: (TransferId, Nanos),
-        verdict: TapVerdict,
-    ) -> Outgoing {
-        Outgoing {
-            frame: encode_frame(message, payload.len()),
-            payload,
-            done: Some(done),
-            verdict,
-        }
-    }
-}
-
 /// Where readers and writers put what they have.
 pub(super) type Inbox = SyncSender<Result<Incoming, TransportError>>;
 
@@ -142,7 +120,7 @@ pub(super) fn poll(
 }
 
 /// The writing end of a connection.
-pub(super) struct Writer(SyncSender<Outgoing>);
+pub(super) struct Writer(SyncSender<Frame>);
 
 impl Clone for Writer {
     fn clone(&self) -> Self {
@@ -151,8 +129,8 @@ impl Clone for Writer {
 }
 
 impl Writer {
-    pub(super) fn put(&self, outgoing: Outgoing) -> Result<(), TransportError> {
-        self.0.try_send(outgoing).map_err(|e| match e {
+    pub(super) fn put(&self, frame: Frame) -> Result<(), TransportError> {
+        self.0.try_send(frame).map_err(|e| match e {
             TrySendError::Full(_) => TransportError::Backlog {
                 frames: QUEUE_FRAMES,
             },
@@ -170,7 +148,7 @@ pub(super) struct Link {
 
 /// What a reader makes of a frame: something to tell, or nothing.
 pub(super) type Handle =
-    Box<dyn FnMut(Message, Vec<u8>) -> Result<Option<Incoming>, TransportError> + Send>;
+    Box<dyn FnMut(Message, CellBytes) -> Result<Option<Incoming>, TransportError> + Send>;
 
 impl Link {
     /// Starts the threads. `stall` is how long a write may make no progress.
@@ -192,9 +170,10 @@ impl Link {
         );
         let (inbox_reads, inbox_writes) = (inbox.clone(), inbox.clone());
         let clock = Arc::clone(clock);
+        let buffers = Buffers::default();
         let reader = std::thread::spawn(move || {
             loop {
-                let frame = read_frame(&mut reads);
+                let frame = read_frame(&mut reads, &buffers);
                 let told = frame.and_then(|(message, payload)| handle(message, payload));
                 let over = told.is_err();
                 if let Some(told) = told.transpose()
@@ -217,9 +196,9 @@ impl Link {
         })
     }
 
-    pub(super) fn put(&self, outgoing: Outgoing) -> Result<(), TransportError> {
+    pub(super) fn put(&self, frame: Frame) -> Result<(), TransportError> {
         let writer = self.writer.as_ref().ok_or(TransportError::Closed)?;
-        writer.put(outgoing)
+        writer.put(frame)
     }
 
     /// Ends the threads. Whoever holds the inbox must have dropped its other end.
@@ -237,19 +216,13 @@ impl Link {
 fn write_all(
     socket: &mut Socket,
     stall: Duration,
-    outgoing: &Receiver<Outgoing>,
+    outgoing: &Receiver<Frame>,
     inbox: &Inbox,
     clock: &dyn Clock,
 ) {
+    let mut out = Out::new(socket, stall);
     for frame in outgoing {
-        if let TapVerdict::CutAfter(bytes) = frame.verdict {
-            let all = [frame.frame, frame.payload].concat();
-            let _ = socket.write_all(&all[..bytes.min(all.len())]);
-            socket.shutdown();
-            let _ = inbox.send(Err(TransportError::Closed));
-            return;
-        }
-        let told = match write_frame(socket, &frame.frame, &frame.payload) {
+        let told = match out.write(&frame) {
             Ok(()) => match frame.done {
                 None => continue,
                 Some((id, posted)) => {
@@ -257,42 +230,21 @@ fn write_all(
                     Ok(Incoming::Sent { id, wire_ns })
                 }
             },
-            Err(e) if matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
-                let ms = stall.as_millis() as u64;
-                Err(TransportError::Stalled { ms })
-            }
-            Err(e) if is_gone(&e) => Err(TransportError::Closed),
-            Err(e) => Err(TransportError::io("writing a frame", e)),
+            Err(error) => Err(error),
         };
         let over = told.is_err();
         if inbox.send(told).is_err() || over {
-            socket.shutdown();
-            return;
+            break;
         }
     }
+    socket.shutdown();
 }
 
-fn is_gone(error: &std::io::Error) -> bool {
+pub(super) fn is_gone(error: &std::io::Error) -> bool {
     matches!(
         error.kind(),
         ErrorKind::BrokenPipe | ErrorKind::ConnectionReset | ErrorKind::ConnectionAborted
     )
-}
-
-/// Header, body and payload in as few system calls as the socket takes.
-fn write_frame(socket: &mut Socket, frame: &[u8], payload: &[u8]) -> std::io::Result<()> {
-    let mut parts = [IoSlice::new(frame), IoSlice::new(payload)];
-    let mut parts = &mut parts[..];
-    IoSlice::advance_slices(&mut parts, 0);
-    while !parts.is_empty() {
-        match socket.write_vectored(parts) {
-            Ok(0) => return Err(ErrorKind::BrokenPipe.into()),
-            Ok(n) => IoSlice::advance_slices(&mut parts, n),
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) => return Err(e),
-        }
-    }
-    Ok(())
 }
 
 /// Reads all of `out`. `started` says whether the frame has begun: an end before is no cut.
@@ -312,7 +264,10 @@ fn read_exact(socket: &mut Socket, out: &mut [u8], started: bool) -> Result<(), 
 }
 
 /// The next frame.
-pub(super) fn read_frame(socket: &mut Socket) -> Result<(Message, Vec<u8>), TransportError> {
+pub(super) fn read_frame(
+    socket: &mut Socket,
+    buffers: &Buffers,
+) -> Result<(Message, CellBytes), TransportError> {
     let mut header = [0; HEADER_BYTES];
     read_exact(socket, &mut header, false)?;
     let head = FrameHead::parse(&header)?;
@@ -320,7 +275,7 @@ pub(super) fn read_frame(socket: &mut Socket) -> Result<(Message, Vec<u8>), Tran
     read_exact(socket, &mut body, true)?;
     // The body is verified before room is made for what it announces.
     let message = head.message(&body)?;
-    let mut payload = vec![0; head.payload_bytes];
+    let mut payload = buffers.take(head.payload_bytes);
     read_exact(socket, &mut payload, true)?;
     Ok((message, payload))
 }

@@ -10,13 +10,13 @@ use pb_transfer::{
 
 use crate::engines::{at_rank, peer, with_dtype};
 use crate::relayout::{Tensor, segment};
-use crate::rigs::{Engines, Pool, RIGS, Rig, lend};
+use crate::rigs::{Engines, Pool, Rig, lend, rigs};
 use crate::runs::{GRANULARITIES, LAYERS, MODES, SHAPE, TABLE, run, start};
 
 #[test]
 fn every_mode_and_granularity_gives_the_same_bytes_and_the_right_counts() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         for how in MODES
             .into_iter()
             .flat_map(|m| GRANULARITIES.map(|g| (m, g)))
@@ -40,7 +40,7 @@ fn every_mode_and_granularity_gives_the_same_bytes_and_the_right_counts() {
 
 #[test]
 fn blocks_and_types_are_re_laid_out_on_arrival() {
-    for rig in RIGS {
+    for rig in rigs() {
         for (dtype, block_size) in [
             (KvDtype::F32, 3),
             (KvDtype::Bf16, 4),
@@ -93,7 +93,7 @@ fn each_rank_sends_the_heads_that_are_needed_and_no_byte_more() {
     let mut stream = Stream::new(9, "ranks");
     let tokens = TABLE.len() * 4 - 1;
     let tensor = Tensor::random(tokens, KvDtype::F32, &mut stream);
-    for rig in RIGS {
+    for rig in rigs() {
         for (degrees, block_size) in [([2, 1], 4), ([1, 2], 4), ([2, 4], 3), ([4, 2], 16)] {
             let mut bytes = 0;
             let sinks = (0..degrees[1]).map(|r| at_rank(peer(SHAPE, block_size), degrees[1], r));
@@ -127,7 +127,7 @@ fn neighbours_are_one_descriptor() {
     let images = || Pool::images(&engine, 0);
     let headed = || Pool::images(&engine, 24);
     let layered = || Pool::layers(&engine);
-    for rig in RIGS {
+    for rig in rigs() {
         for (from, granularity, descriptors) in [
             // Blocks with all layers side by side.
             (images(), Granularity::Bulk, 3),
@@ -186,7 +186,7 @@ impl Memory for Device {
 #[test]
 fn memory_of_a_device_is_staged_and_its_failure_is_a_cause() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         for fails in [false, true] {
             let device = |fails| {
                 let mut pool = Pool::images(&engine, 0);
@@ -213,7 +213,7 @@ fn memory_of_a_device_is_staged_and_its_failure_is_a_cause() {
 #[test]
 fn a_transfer_that_is_too_large_is_refused_at_once() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         let pools = (Pool::images(&engine, 0), Pool::images(&engine, 0));
         let mut engines = Engines::connect(rig, (&engine, pools.0), (&engine, pools.1), None);
         let table: Vec<u32> = (0..17).collect();

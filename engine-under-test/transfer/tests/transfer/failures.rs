@@ -7,7 +7,7 @@ use pb_contract::{Clock, RequestId};
 use pb_transfer::{Cause, Ended, Granularity, Message, Mode, Span, Tap, TapVerdict};
 
 use crate::engines::peer;
-use crate::rigs::{Engines, LEASE, RIGS, Rig, STALL};
+use crate::rigs::{Engines, LEASE, Rig, STALL, rigs};
 use crate::runs::{MODES, SHAPE, run};
 
 /// Flips a bit of the payload of those frames of cells that `which` names by their number.
@@ -27,7 +27,7 @@ fn flip(which: fn(u32) -> bool) -> Tap {
 #[test]
 fn a_corrupt_cell_is_sent_again() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         for mode in MODES {
             let tap = flip(|frame| frame == 0);
             let how = (mode, Granularity::Bulk);
@@ -45,7 +45,7 @@ fn a_corrupt_cell_is_sent_again() {
 #[test]
 fn a_cell_that_stays_corrupt_fails_the_transfer_on_both_sides() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         let how = (Mode::Push, Granularity::Layer);
         let mut run = run(rig, (&engine, &engine), how, Some(flip(|_| true)));
         run.compute_all();
@@ -63,7 +63,7 @@ fn a_cell_that_stays_corrupt_fails_the_transfer_on_both_sides() {
 #[test]
 fn a_cut_at_any_byte_of_a_frame_frees_both_sides_and_starts_nothing() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         // A header of 24 bytes, a body of some 100, cells of 384: before, within, between.
         for bytes in [0, 1, 23, 24, 25, 80, 130, 131, 200, 384, 500, 900] {
             let tap: Tap = Box::new(move |message, _| match message {
@@ -133,7 +133,7 @@ fn a_late_acknowledgement_changes_nothing() {
 #[test]
 fn a_sink_that_is_slow_to_find_room_keeps_its_lease_and_a_silent_one_loses_it() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         let mut run = run(
             rig,
             (&engine, &engine),
@@ -164,7 +164,7 @@ fn a_sink_that_is_slow_to_find_room_keeps_its_lease_and_a_silent_one_loses_it() 
 #[test]
 fn a_source_that_stops_is_given_up_by_the_sink() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         let mut run = run(
             rig,
             (&engine, &engine),
@@ -190,7 +190,7 @@ fn a_source_that_stops_is_given_up_by_the_sink() {
 #[test]
 fn the_death_of_either_side_is_an_outcome_of_the_other() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         for sink_dies in [true, false] {
             let how = (Mode::Pull, Granularity::Layer);
             let mut run = run(rig, (&engine, &engine), how, None);
@@ -216,7 +216,7 @@ fn the_death_of_either_side_is_an_outcome_of_the_other() {
 #[test]
 fn either_side_may_cancel_at_any_step() {
     let engine = peer(SHAPE, 4);
-    for rig in RIGS {
+    for rig in rigs() {
         for (at, by_sink) in (0..12).flat_map(|at| [(at, true), (at, false)]) {
             let mut run = run(
                 rig,

@@ -5,6 +5,8 @@ mod engines;
 mod failures;
 mod frames;
 mod handshake;
+mod links;
+mod outgoing;
 mod relayout;
 mod rigs;
 mod runs;

@@ -1,14 +1,16 @@
 //! One pair of connected ends for each transport, and engines on them.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use pb_contract::{BlockId, Clock, Nanos, RequestId, VirtualClock};
 use pb_transfer::{
-    Allow, Conversion, Defect, Granularity, HostMemory, Lend, LocalTransport, Memory, Mode, Peer,
-    Region, ShmListener, ShmOptions, ShmTransport, SinkAgent, SinkEvent, SinkOptions, SourceAgent,
-    SourceEvent, SourceOptions, Tap, TcpOptions, TcpTransport, TcpTransportListener, Transport,
+    Allow, Conversion, Defect, Granularity, HostMemory, Lend, LocalTransport, Memory, Mode,
+    NixlListener, NixlOptions, NixlTransport, Peer, Region, ShmListener, ShmOptions, ShmTransport,
+    SinkAgent, SinkEvent, SinkOptions, SourceAgent, SourceEvent, SourceOptions, Tap, TcpOptions,
+    TcpTransport, TcpTransportListener, Transport,
 };
 
 /// How long a test waits before it calls a hang a hang.
@@ -21,9 +23,30 @@ pub(crate) enum Rig {
     Shm,
     /// Over so many connections.
     Tcp(u32),
+    Nixl,
 }
 
-pub(crate) const RIGS: [Rig; 4] = [Rig::Local, Rig::Shm, Rig::Tcp(1), Rig::Tcp(3)];
+/// Names NIXL's `libnixl_capi.so`: the suites run on it too. `NIXL_PLUGIN_DIR` must be set.
+pub(crate) const NIXL: &str = "PB_NIXL_LIBRARY";
+
+/// All that are there.
+pub(crate) fn rigs() -> Vec<Rig> {
+    let mut all = vec![Rig::Local, Rig::Shm, Rig::Tcp(1), Rig::Tcp(3)];
+    match std::env::var_os(NIXL) {
+        Some(_) => all.push(Rig::Nixl),
+        None => println!("without NIXL: {NIXL} is not set"),
+    }
+    all
+}
+
+pub(crate) fn nixl(library: impl Into<PathBuf>) -> NixlOptions {
+    NixlOptions {
+        library: library.into(),
+        slots: SHM.slots,
+        slot_bytes: SHM.slot_bytes,
+        stall: PATIENCE,
+    }
+}
 
 pub(crate) const SHM: ShmOptions = ShmOptions {
     slots: 4,
@@ -73,6 +96,19 @@ impl Rig {
                 let to = listener.address().unwrap();
                 let a = TcpTransport::connect(to, 1, tcp(connections), clock).unwrap();
                 let b = listener.accept(PATIENCE).unwrap().unwrap();
+                (Box::new(a.with_tap(tap)), Box::new(b))
+            }
+            Rig::Nixl => {
+                let options = nixl(std::env::var_os(NIXL).expect("a library"));
+                let wall = Arc::clone(&clock);
+                let mut listener = NixlListener::bind(any_port(), options.clone(), wall).unwrap();
+                let to = listener.address().unwrap();
+                // Each side waits for the other's metadata.
+                let connecting = std::thread::spawn(move || {
+                    NixlTransport::connect(to, &options, clock).unwrap()
+                });
+                let b = listener.accept(PATIENCE).unwrap().unwrap();
+                let a = connecting.join().unwrap();
                 (Box::new(a.with_tap(tap)), Box::new(b))
             }
         }

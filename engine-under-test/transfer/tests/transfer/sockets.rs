@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use pb_contract::{BlockId, Clock, WallClock};
 use pb_transfer::{
-    AgentError, Allow, Cause, Ended, Granularity, Lend, Message, Mode, Peer, Refusal, ShmListener,
-    ShmTransport, SinkAgent, SinkEvent, SourceAgent, SourceEvent, Span, TcpTransport,
+    AgentError, Allow, Cause, Ended, Granularity, Lend, Message, Mode, NixlListener, Peer, Refusal,
+    ShmListener, ShmTransport, SinkAgent, SinkEvent, SourceAgent, SourceEvent, Span, TcpTransport,
     TcpTransportListener, Transport, TransportError, encode_frame,
 };
 
 use crate::engines::peer;
-use crate::rigs::{PATIENCE, Pool, SHM, any_port, lend, sink_options, source_options, tcp};
+use crate::rigs::{PATIENCE, Pool, SHM, any_port, lend, nixl, sink_options, source_options, tcp};
 
 fn wall() -> Arc<dyn Clock> {
     Arc::new(WallClock)
@@ -185,6 +185,14 @@ fn setups_that_make_no_sense_are_refused() {
         let text = refused.err().expect("a refusal").to_string();
         assert!(text.contains("must be 1 to 64"), "{text}");
     }
+    let library = "/nonexistent/libnixl_capi.so";
+    let mut nixl = NixlListener::bind(any_port(), nixl(library), wall()).unwrap();
+    let _stream = TcpStream::connect(nixl.address().unwrap()).unwrap();
+    let text = nixl.accept(PATIENCE).err().expect("a refusal").to_string();
+    assert!(
+        text.starts_with(library) && text.contains("pip install --no-deps nixl-cu13"),
+        "{text}"
+    );
     let missing = ShmTransport::connect(Path::new("/nonexistent/socket"), SHM, wall());
     let text = missing.err().expect("a refusal").to_string();
     assert!(

@@ -1,0 +1,172 @@
+//! What TCP puts on the wire, byte for byte, and what it does to the memory meanwhile.
+
+use std::io::Read;
+use std::net::{TcpListener, TcpStream};
+use std::sync::Arc;
+use std::time::Duration;
+
+use pb_contract::{Clock, Stream, WallClock};
+use pb_transfer::{
+    DataHead, Descriptor, HostMemory, Incoming, Memory, MemoryError, MemoryKind, Message, Span,
+    TcpTransport, TransferId, Transport, TransportError, encode_frame,
+};
+
+use crate::rigs::{PATIENCE, any_port, tcp};
+
+/// Memory that can be copied and not be looked at.
+#[derive(Debug)]
+struct Opaque(HostMemory);
+
+impl Memory for Opaque {
+    fn kind(&self) -> MemoryKind {
+        MemoryKind::Device { ordinal: 0 }
+    }
+
+    fn bytes(&self) -> u64 {
+        self.0.bytes()
+    }
+
+    fn read(&self, at: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        self.0.read(at, out)
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> Result<(), MemoryError> {
+        self.0.write(at, from)
+    }
+}
+
+const BYTES: u64 = 8 << 20;
+
+fn random(bytes: u64) -> Vec<u8> {
+    let mut stream = Stream::new(4, "outgoing");
+    (0..bytes).map(|_| stream.below(256) as u8).collect()
+}
+
+fn filled(content: &[u8]) -> HostMemory {
+    let memory = HostMemory::new(content.len());
+    memory.write(0, content).unwrap();
+    memory
+}
+
+fn connected() -> (TcpTransport, TcpStream) {
+    let listener = TcpListener::bind(any_port()).unwrap();
+    let to = listener.local_addr().unwrap();
+    let clock: Arc<dyn Clock> = Arc::new(WallClock);
+    let transport = TcpTransport::connect(to, 3, tcp(1), clock).unwrap();
+    let (mut raw, _) = listener.accept().unwrap();
+    let join = Message::Join {
+        session: 3,
+        index: 0,
+        of: 1,
+    };
+    let mut first = vec![0; encode_frame(&join, 0).len()];
+    raw.read_exact(&mut first).unwrap();
+    (transport, raw)
+}
+
+fn head() -> DataHead {
+    DataHead {
+        id: TransferId(5),
+        span: Span::cell(0, 0),
+        sums: vec![9],
+    }
+}
+
+/// Ranges of all lengths, the empty one included; more than one system call takes.
+fn ragged(longest: u64, ranges: usize) -> Vec<Descriptor> {
+    let mut stream = Stream::new(5, "ranges");
+    let draw = |_| {
+        let bytes = stream.below(longest + 1);
+        let at = stream.below(BYTES - bytes + 1);
+        Descriptor { at, bytes }
+    };
+    (0..ranges).map(draw).collect()
+}
+
+#[test]
+fn the_wire_has_the_head_and_then_each_range() {
+    let content = random(BYTES);
+    let whole = vec![Descriptor {
+        at: 0,
+        bytes: BYTES,
+    }];
+    let layouts = [
+        whole,
+        ragged(700, 3_000),
+        ragged(900_000, 20),
+        ragged(0, 3),
+        vec![],
+    ];
+    for ranges in layouts {
+        let memories: [Arc<dyn Memory>; 2] = [
+            Arc::new(filled(&content)),
+            Arc::new(Opaque(filled(&content))),
+        ];
+        for memory in memories {
+            let (mut transport, mut raw) = connected();
+            let id = transport.register(memory).unwrap();
+            let posted = transport.post(head(), id, &ranges).unwrap();
+            let part = |d: &Descriptor| content[d.at as usize..(d.at + d.bytes) as usize].to_vec();
+            let payload: Vec<u8> = ranges.iter().flat_map(part).collect();
+            assert_eq!(posted.bytes, payload.len() as u64);
+            let mut expected = encode_frame(&Message::Data(head()), payload.len());
+            expected.extend(payload);
+            // Slowly at first, so that the socket is full in the middle of a range.
+            let mut found = vec![0; expected.len()];
+            let some = found.len().min(4096);
+            std::thread::sleep(Duration::from_millis(20));
+            raw.read_exact(&mut found[..some]).unwrap();
+            std::thread::sleep(Duration::from_millis(20));
+            raw.read_exact(&mut found[some..]).unwrap();
+            assert!(found == expected, "{} ranges", ranges.len());
+            let sent = transport.poll(PATIENCE).unwrap();
+            assert!(matches!(sent, Some(Incoming::Sent { .. })), "{sent:?}");
+        }
+    }
+}
+
+#[test]
+fn a_peer_that_reads_nothing_holds_up_no_writer_of_the_memory() {
+    let memory = Arc::new(filled(&random(BYTES)));
+    let (mut transport, _raw) = connected();
+    let id = transport
+        .register(Arc::clone(&memory) as Arc<dyn Memory>)
+        .unwrap();
+    let whole = [Descriptor {
+        at: 0,
+        bytes: BYTES,
+    }];
+    const FRAMES: usize = 8;
+    for _ in 0..FRAMES {
+        transport.post(head(), id, &whole).unwrap();
+    }
+    // The socket is full when this writes, or it soon will be: either way it must get its turn
+    // long before the connection is given up.
+    for _ in 0..20 {
+        std::thread::sleep(Duration::from_millis(5));
+        memory.write(0, &[0; 4096]).unwrap();
+    }
+    let mut sent = 0;
+    while let Some(told) = transport.poll(Duration::ZERO).unwrap() {
+        assert!(matches!(told, Incoming::Sent { .. }), "{told:?}");
+        sent += 1;
+    }
+    assert!(sent < FRAMES, "64 MiB fit no socket");
+    transport.close();
+    assert!(matches!(
+        transport.post(head(), id, &whole),
+        Err(TransportError::Closed)
+    ));
+}
+
+#[test]
+fn ranges_beyond_the_memory_are_refused_before_anything_is_sent() {
+    let (mut transport, _raw) = connected();
+    let id = transport.register(Arc::new(HostMemory::new(100))).unwrap();
+    for (at, bytes) in [(0, 101), (100, 1), (u64::MAX, 2)] {
+        let refused = transport.post(head(), id, &[Descriptor { at, bytes }]);
+        let Err(TransportError::Memory(MemoryError::Range { bytes: 100, .. })) = refused else {
+            panic!("{refused:?}");
+        };
+    }
+}
