@@ -45,11 +45,19 @@ class Link:
         self.bps = gbps * 1e9 / SCALE
         self.forwarder = None
         self.names = [f"pb{os.getpid()}{side}" for side in "ab"]
+        try:
+            self.build(forward)
+        except BaseException:
+            self.close()
+            raise
+
+    def build(self, forward):
         for name in self.names:
             sh("ip", "netns", "add", name)
             sh("ip", "-n", name, "link", "set", "lo", "up")
-            # A known control loop, and one that does not start again after each pause.
-            for key in ("tcp_congestion_control=cubic", "tcp_slow_start_after_idle=0"):
+            # The same control loop everywhere (the only one that no kernel restricts), and one
+            # that does not start again after each pause.
+            for key in ("tcp_congestion_control=reno", "tcp_slow_start_after_idle=0"):
                 sh("ip", "netns", "exec", name, "sysctl", "-w", f"net.ipv4.{key}")
         if forward:
             self.forwarded()
@@ -83,7 +91,7 @@ class Link:
         if self.forwarder:
             self.forwarder.stop()
         for name in self.names:
-            subprocess.run(["ip", "netns", "del", name], check=False)
+            subprocess.run(["ip", "netns", "del", name], check=False, stderr=subprocess.DEVNULL)
 
 
 class Pair:
@@ -269,13 +277,15 @@ def main():
         raise SystemExit("build it first: cargo build --release -p pb-transfer --example shaped")
     rows, crossings = [], []
     plan = {1: [32, 128], 10: [128, 512], 100: [128, 512]}
+    lengths = [1, 2, 4, 8, 16, 32, 64]
     for gbps, prompts in ({10: [64]} if args.quick else plan).items():
         link = Link(gbps)
         with on(link) as pair:
             rows += exposed(link, pair, prompts, args.repeats)
         link = Link(gbps)
         with on(link) as pair:
-            crossings.append(crossover(link, pair, [1, 2, 4, 8, 16, 32, 64], args.repeats))
+            crossings.append(crossover(link, pair, lengths[: 5 if gbps == 1 else 7],
+                                       args.repeats))
         print(f"{gbps} Gb/s done", file=sys.stderr)
     for delay, jitter, loss in [(5, 0, 0), (20, 2, 0), (5, 0, 0.005)][: 1 if args.quick else 3]:
         link = Link(10, delay, jitter, loss, forward=True)

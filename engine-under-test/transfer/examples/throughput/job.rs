@@ -79,7 +79,7 @@ impl Payload {
             ];
         }
         let sizes = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
-        let layouts = [Layout::InOrder, Layout::Scattered, Layout::ScatteredLayers];
+        let layouts = [Layout::Scattered, Layout::ScatteredLayers];
         let caches = [SMOLLM2, LLAMA_8B]
             .into_iter()
             .flat_map(|kv| layouts.map(|layout| Payload::Kv(kv, layout)));

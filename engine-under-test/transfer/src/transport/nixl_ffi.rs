@@ -193,7 +193,10 @@ impl Agent {
     ) -> Result<Agent, TransportError> {
         let missing = |error: libloading::Error| TransportError::Missing {
             library: library.to_owned(),
-            problem: error.to_string(),
+            // What the loader itself said, if it did.
+            problem: std::error::Error::source(&error)
+                .unwrap_or(&error)
+                .to_string(),
         };
         // SAFETY: loading runs the library's initialisers; it is the user who names the library.
         let loaded = unsafe { Library::new(library) }.map_err(missing)?;
