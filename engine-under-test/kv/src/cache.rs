@@ -9,6 +9,7 @@ use pb_contract::{BlockId, Buckets, PrefixCacheKind, RequestId};
 
 use crate::config::{KvConfig, KvError};
 use crate::digest::BlockHash;
+use crate::events::CacheEvent;
 use crate::manager::{Hit, KvManager};
 use crate::oracle::OracleCache;
 use crate::radix::RadixCache;
@@ -73,6 +74,11 @@ pub trait PrefixCache: std::fmt::Debug + Send {
     /// tree takes the whole pages over, frees duplicates and rewrites the request's table.
     fn commit(&mut self, id: RequestId, seq: &HashedTokens, computed: usize);
 
+    /// Names the committed blocks of a request that was given room without names, under a sequence
+    /// that ends with its hit, because its data came from elsewhere and nobody was to find it
+    /// before. Caches that name at the commit have nothing to do.
+    fn publish(&mut self, _id: RequestId, _seq: &HashedTokens) {}
+
     /// Lets `child` share the blocks that hold the first `tokens` tokens of `parent` (which are
     /// committed). The first of the two that writes into a shared partial block gets a copy.
     fn fork(&mut self, parent: RequestId, child: RequestId, tokens: usize);
@@ -134,6 +140,13 @@ pub trait PrefixCache: std::fmt::Debug + Send {
     /// Counters and histograms since the start.
     fn stats(&self) -> &CacheStats;
 
+    /// Collects [`CacheEvent`]s from now on; they must be taken, because the list grows until they
+    /// are.
+    fn record_events(&mut self);
+
+    /// What became findable, and what can no longer be found, since the last call.
+    fn take_events(&mut self) -> Vec<CacheEvent>;
+
     /// Verifies every conservation law.
     ///
     /// # Errors
@@ -179,6 +192,10 @@ impl PrefixCache for KvManager {
 
     fn commit(&mut self, id: RequestId, _seq: &HashedTokens, computed: usize) {
         self.commit(id, computed);
+    }
+
+    fn publish(&mut self, id: RequestId, seq: &HashedTokens) {
+        self.publish(id, seq);
     }
 
     fn fork(&mut self, parent: RequestId, child: RequestId, tokens: usize) {
@@ -247,6 +264,14 @@ impl PrefixCache for KvManager {
 
     fn stats(&self) -> &CacheStats {
         self.stats()
+    }
+
+    fn record_events(&mut self) {
+        self.accounting.record_events();
+    }
+
+    fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.accounting.take_events()
     }
 
     fn check(&self) -> Result<(), String> {

@@ -73,7 +73,7 @@ pub struct KvManager {
     pub(crate) cache: Box<dyn BlockIndex>,
     pub(crate) tables: BTreeMap<RequestId, Table>,
     pub(crate) data: Vec<Data>,
-    accounting: Accounting,
+    pub(crate) accounting: Accounting,
     moves: Moves,
 }
 
@@ -314,7 +314,7 @@ impl KvManager {
             let unnamed = !self.pool.is_cached(block) && !stale;
             if unnamed && self.cache.insert(seq, index, block, parent) {
                 self.pool.set_cached(block, true);
-                self.accounting.named(&seq.hashes()[index]);
+                self.accounting.named_in(seq.hashes(), index);
             }
             table.named = index + 1;
         }
@@ -338,6 +338,16 @@ impl KvManager {
             self.data[block.0 as usize].computed = true;
         }
         table.committed = computed;
+    }
+
+    /// Names what a request has committed and nobody was to find before; see
+    /// [`crate::PrefixCache::publish`].
+    pub fn publish(&mut self, id: RequestId, seq: &HashedTokens) {
+        if let Some(mut table) = self.tables.remove(&id) {
+            let committed = table.committed;
+            self.name_full_blocks(&mut table, seq, committed);
+            self.tables.insert(id, table);
+        }
     }
 
     /// Lets `child` share the blocks that hold the first `tokens` tokens of `parent`. The first of

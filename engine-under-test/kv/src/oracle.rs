@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use pb_contract::{BlockId, Buckets, RequestId, TokenId};
 
 use crate::cache::{Evicted, Moves, PrefixCache};
+use crate::events::CacheEvent;
 use crate::stats::{Accounting, CacheStats};
 use crate::{BlockHash, HashedTokens, Hit, KvConfig, KvError};
 
@@ -154,6 +155,14 @@ impl PrefixCache for OracleCache {
         self.accounting.set_now(now_ns);
     }
 
+    fn record_events(&mut self) {
+        self.accounting.record_events();
+    }
+
+    fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.accounting.take_events()
+    }
+
     fn stats(&self) -> &CacheStats {
         self.accounting.stats()
     }
@@ -199,8 +208,14 @@ impl PrefixCache for OracleCache {
             computed <= held * block_size && (hit.blocks.is_empty() || held == 0),
             "request {id} holds less than it has computed, or was admitted already"
         );
+        let within = hit.tokens(block_size) <= seq.len();
+        let current = |(index, &block): (usize, &BlockId)| {
+            let (scope, tokens) = Self::prefix(seq, index + 1);
+            let same = |kept: &Kept| kept.scope == scope && kept.tokens == tokens;
+            self.slot(block).kept.as_ref().is_some_and(same)
+        };
         assert!(
-            self.lookup(seq).blocks.starts_with(&hit.blocks),
+            within && hit.blocks.iter().enumerate().all(current),
             "request {id}: the hit is stale"
         );
         if self.blocks_needed(id, computed, hit, new_tokens) > self.free_blocks() {
@@ -243,7 +258,7 @@ impl PrefixCache for OracleCache {
                 tokens: tokens.to_vec(),
                 hash,
             });
-            self.accounting.named(&hash);
+            self.accounting.named_in(seq.hashes(), before + index);
         }
     }
 

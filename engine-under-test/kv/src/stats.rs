@@ -8,6 +8,7 @@
 use pb_contract::BlockId;
 
 use crate::digest::BlockHash;
+use crate::events::{CacheEvent, EventLog};
 
 /// Buckets of a [`Log2Histogram`]: the value zero, and one for each bit length.
 pub const LOG2_BUCKETS: usize = 65;
@@ -188,6 +189,7 @@ pub struct Accounting {
     times: Vec<BlockTimes>,
     recent: Recent,
     stats: CacheStats,
+    events: EventLog,
 }
 
 impl Accounting {
@@ -198,7 +200,19 @@ impl Accounting {
             times: vec![BlockTimes::default(); num_blocks],
             recent: Recent::new(num_blocks),
             stats: CacheStats::default(),
+            events: EventLog::default(),
         }
+    }
+
+    /// Collects [`CacheEvent`]s from now on; they must be taken, because the list grows until they
+    /// are.
+    pub fn record_events(&mut self) {
+        self.events.start();
+    }
+
+    /// What happened since the last call.
+    pub fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.events.take()
     }
 
     /// The counters so far.
@@ -250,11 +264,24 @@ impl Accounting {
             .idle_before_evict_ns
             .record(self.now_ns - times.released_ns);
         self.recent.push(name);
+        self.events.removed(*name);
+    }
+
+    /// A block lost its name because its data was never computed.
+    pub fn unnamed(&mut self, name: &BlockHash) {
+        self.events.removed(*name);
     }
 
     /// A block with new data was given `name`.
     pub fn named(&mut self, name: &BlockHash) {
         self.stats.recomputed_blocks += u64::from(self.recent.take(name));
+    }
+
+    /// Block `index` of a sequence with these names was given its name.
+    pub fn named_in(&mut self, names: &[BlockHash], index: usize) {
+        self.named(&names[index]);
+        let parent = index.checked_sub(1).map(|before| names[before]);
+        self.events.stored(names[index], parent);
     }
 
     /// A shared partial block was copied.
@@ -265,6 +292,7 @@ impl Accounting {
     /// The cache was emptied on request: what is computed again was not thrashed.
     pub fn reset(&mut self) {
         self.recent.clear();
+        self.events.cleared();
     }
 }
 

@@ -64,8 +64,9 @@ impl KvManager {
     }
 
     fn unname(&mut self, block: BlockId) {
-        self.cache.remove(block);
+        let name = self.cache.remove(block);
         self.pool.set_cached(block, false);
+        self.accounting.unnamed(&name);
     }
 
     /// Takes back the names of blocks that `id` filled in a step whose execution failed, so that

@@ -266,7 +266,7 @@ impl RadixCache {
         let new = first + inserted.present.len();
         for index in new..pages {
             self.slots.give_to_tree(table.blocks[index]);
-            self.accounting.named(&seq.hashes()[index]);
+            self.accounting.named_in(seq.hashes(), index);
         }
         for (index, kept) in (first..).zip(inserted.present) {
             let own = table.blocks[index];

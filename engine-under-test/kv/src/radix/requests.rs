@@ -5,6 +5,7 @@ use pb_contract::{BlockId, Buckets, RequestId};
 use super::cache::RadixCache;
 use crate::cache::{Moves, PrefixCache};
 use crate::config::KvConfig;
+use crate::events::CacheEvent;
 use crate::manager::Hit;
 use crate::stats::CacheStats;
 use crate::tokens::HashedTokens;
@@ -153,6 +154,14 @@ impl PrefixCache for RadixCache {
 
     fn set_now(&mut self, now_ns: u64) {
         self.accounting.set_now(now_ns);
+    }
+
+    fn record_events(&mut self) {
+        self.accounting.record_events();
+    }
+
+    fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.accounting.take_events()
     }
 
     fn stats(&self) -> &CacheStats {
