@@ -204,6 +204,14 @@ pub(crate) fn decode(kind: u8, body: &[u8]) -> Read<Message> {
             id: c.id()?,
             cause: c.one_of(&Cause::ALL)?,
         },
+        12 => Message::Claim {
+            ticket: c.u64()?,
+            digest: c.array()?,
+        },
+        13 => Message::Decline {
+            ticket: c.u64()?,
+            cause: c.one_of(&Cause::ALL)?,
+        },
         _ => return Err("an unknown kind"),
     };
     if !c.0.is_empty() {
@@ -353,6 +361,16 @@ pub(crate) fn encode(message: &Message, out: &mut Vec<u8>) -> u8 {
             w.u64(id.0);
             w.code(&Cause::ALL, cause);
             11
+        }
+        Message::Claim { ticket, digest } => {
+            w.u64(*ticket);
+            w.0.extend(digest);
+            12
+        }
+        Message::Decline { ticket, cause } => {
+            w.u64(*ticket);
+            w.code(&Cause::ALL, cause);
+            13
         }
     }
 }

@@ -56,6 +56,7 @@ mod memory;
 mod message;
 mod relayout;
 mod row;
+pub mod service;
 mod sink;
 mod source;
 mod transport;

@@ -84,13 +84,15 @@ pub enum Cause {
     Protocol,
     /// Memory could not be read or written.
     Memory,
+    /// The source holds the KV of something else under the name that was claimed.
+    Mismatch,
     /// The connection is gone, and with it perhaps the peer.
     LinkDown,
 }
 
 impl Cause {
     /// All, in the order of their codes.
-    pub const ALL: [Cause; 9] = [
+    pub const ALL: [Cause; 10] = [
         Cause::Cancelled,
         Cause::Expired,
         Cause::Stalled,
@@ -100,6 +102,7 @@ impl Cause {
         Cause::Protocol,
         Cause::Memory,
         Cause::LinkDown,
+        Cause::Mismatch,
     ];
 
     /// As in rows.
@@ -114,6 +117,7 @@ impl Cause {
             Cause::Protocol => "protocol",
             Cause::Memory => "memory",
             Cause::LinkDown => "link_down",
+            Cause::Mismatch => "mismatch",
         }
     }
 }
@@ -173,6 +177,20 @@ pub enum Message {
         id: TransferId,
         /// How many cells that were.
         cells: u64,
+    },
+    /// From the sink: offer what is held under this ticket, if it is the KV of this content.
+    Claim {
+        /// What the source called it when it told of it.
+        ticket: u64,
+        /// Digest of tokens, adapter and salt.
+        digest: [u8; 32],
+    },
+    /// From the source: it will not be offered.
+    Decline {
+        /// What was claimed.
+        ticket: u64,
+        /// Why.
+        cause: Cause,
     },
     /// From either: the transfer is over.
     Abort {

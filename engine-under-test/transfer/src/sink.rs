@@ -83,6 +83,8 @@ struct Inbound {
     offer: Offer,
     state: State,
     table: Vec<BlockId>,
+    /// Leading blocks that are not asked for.
+    skipped: u32,
     have: CellSet,
     asked: CellSet,
     retries: u32,
@@ -166,6 +168,7 @@ impl Sink {
             offer: *offer,
             state: State::Waiting,
             table: Vec::new(),
+            skipped: 0,
             have: empty.clone(),
             asked: empty,
             retries: self.config.retries,
@@ -180,12 +183,29 @@ impl Sink {
     /// There is room: `blocks` are the request's. False when the transfer is over; the blocks are
     /// the caller's then.
     pub fn reserved(&mut self, now: Nanos, id: TransferId, blocks: Vec<BlockId>) -> bool {
+        self.reserved_beyond(now, id, blocks, 0)
+    }
+
+    /// As [`Sink::reserved`], and the data of the first `have` blocks is here already. At least one
+    /// block is asked for, so that the source learns of the end by an acknowledgement of cells.
+    pub fn reserved_beyond(
+        &mut self,
+        now: Nanos,
+        id: TransferId,
+        blocks: Vec<BlockId>,
+        have: u32,
+    ) -> bool {
         let waits = |inbound: &&mut Inbound| inbound.state == State::Waiting;
         let Some(inbound) = self.inbound.get_mut(&id).filter(waits) else {
             return false;
         };
         inbound.state = State::Receiving;
         inbound.table = blocks;
+        inbound.skipped = have.min(inbound.offer.blocks.saturating_sub(1));
+        for (b, l) in Span::whole(inbound.skipped, self.config.layers).iter() {
+            inbound.asked.insert(b, l);
+            inbound.have.insert(b, l);
+        }
         inbound.progressed = now;
         self.ask(now, id);
         true
@@ -198,7 +218,9 @@ impl Sink {
         let wanted = span
             .iter()
             .all(|(b, l)| fits && inbound.asked.contains(b, l));
-        (fits && wanted && inbound.state == State::Receiving).then_some(&inbound.table)
+        // What is here already is shared with others and not written.
+        let new = span.block >= inbound.skipped;
+        (fits && wanted && new && inbound.state == State::Receiving).then_some(&inbound.table)
     }
 
     /// Which cells of a frame have their checksums. `payload` is the cells one after the other; one
@@ -267,7 +289,8 @@ impl Sink {
             self.give_up(id, cause);
             return;
         }
-        let cells = Span::whole(inbound.offer.blocks, self.config.layers).cells();
+        let sent = inbound.offer.blocks - inbound.skipped;
+        let cells = Span::whole(sent, self.config.layers).cells();
         let (request, blocks) = (inbound.offer.request, std::mem::take(&mut inbound.table));
         self.inbound.remove(&id);
         let ack = Message::Ack { id, cells };

@@ -100,8 +100,13 @@ fn shake(
     if let Err(refusal) = &agreed {
         let reason = refusal.to_string();
         transport.send(&Message::Refuse { reason })?;
-        // The peer closes when it has read that; closing first could take the words back.
-        while let Ok(Some(_)) = transport.poll(limit) {}
+        // The peer closes when it has read that; closing first could take the words back. One that
+        // has refused by itself needs no words.
+        while let Ok(Some(said)) = transport.poll(limit) {
+            if matches!(said, Incoming::Message(Message::Refuse { .. })) {
+                break;
+            }
+        }
     }
     Ok(agreed?)
 }

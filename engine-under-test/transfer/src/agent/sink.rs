@@ -65,6 +65,13 @@ pub enum SinkEvent {
         /// Blocks that were reserved for it and are the pool's again.
         blocks: Vec<BlockId>,
     },
+    /// What was claimed is not offered.
+    Declined {
+        /// The ticket.
+        ticket: u64,
+        /// Why.
+        cause: Cause,
+    },
     /// The connection is over; the failures of its transfers are told beside this. Told once.
     Down(AgentError),
 }
@@ -80,6 +87,7 @@ pub struct SinkAgent {
     cell_bytes: usize,
     /// Cells of transfers that are to be re-laid out, in the order of blocks and layers.
     staged: BTreeMap<TransferId, Vec<u8>>,
+    claims: Vec<(u64, [u8; 32])>,
     clock: Arc<dyn Clock>,
     down: bool,
 }
@@ -128,6 +136,7 @@ impl SinkAgent {
             cell_bytes: agreement.cell().bytes(),
             agreement,
             staged: BTreeMap::new(),
+            claims: Vec::new(),
             clock,
             down: false,
         })
@@ -144,11 +153,26 @@ impl SinkAgent {
         self.agreement.sink.blocks_for(offer.tokens as usize)
     }
 
+    /// Asks, with the next step, for what the source holds under a ticket. An offer that has the
+    /// ticket as its request follows, or [`SinkEvent::Declined`].
+    pub fn claim(&mut self, ticket: u64, digest: [u8; 32]) {
+        self.claims.push((ticket, digest));
+    }
+
     /// There is room. False when the transfer is over; the blocks are the caller's then.
     ///
     /// # Panics
     /// When there are fewer blocks than [`SinkAgent::blocks_for`] says.
     pub fn reserved(&mut self, id: TransferId, blocks: Vec<BlockId>) -> bool {
+        self.reserved_beyond(id, blocks, 0)
+    }
+
+    /// As [`SinkAgent::reserved`], and the first `have` blocks need not be sent: their data is here
+    /// already. Heeded only where blocks are the same on both sides.
+    ///
+    /// # Panics
+    /// As [`SinkAgent::reserved`].
+    pub fn reserved_beyond(&mut self, id: TransferId, blocks: Vec<BlockId>, have: u32) -> bool {
         let Some(offer) = self.sink.offer(id).copied() else {
             return false;
         };
@@ -156,8 +180,11 @@ impl SinkAgent {
             blocks.len() >= self.blocks_for(&offer),
             "room for all tokens"
         );
-        let taken = self.sink.reserved(self.clock.now(), id, blocks);
-        if taken && !self.agreement.is_direct() {
+        let direct = self.agreement.is_direct();
+        let have = if direct { have } else { 0 };
+        let now = self.clock.now();
+        let taken = self.sink.reserved_beyond(now, id, blocks, have);
+        if taken && !direct {
             let cells = Span::whole(offer.blocks, self.layers()).cells() as usize;
             self.staged.insert(id, vec![0; cells * self.cell_bytes]);
         }
@@ -195,6 +222,10 @@ impl SinkAgent {
             Ok(None) => return false,
             Ok(Some(Incoming::Message(Message::Refuse { reason }))) => {
                 Err(Refusal::ByPeer { reason }.into())
+            }
+            Ok(Some(Incoming::Message(Message::Decline { ticket, cause }))) => {
+                events.push(SinkEvent::Declined { ticket, cause });
+                Ok(())
             }
             Ok(Some(Incoming::Message(message))) => {
                 let now = self.clock.now();
@@ -243,6 +274,14 @@ impl SinkAgent {
     }
 
     fn act(&mut self, events: &mut Vec<SinkEvent>) {
+        for (ticket, digest) in std::mem::take(&mut self.claims) {
+            let claim = Message::Claim { ticket, digest };
+            if !self.down
+                && let Err(error) = self.transport.send(&claim)
+            {
+                self.go_down(error.into(), events);
+            }
+        }
         while let Some(action) = self.sink.next_action() {
             match action {
                 SinkAction::Send(message) => {

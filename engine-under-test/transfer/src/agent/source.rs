@@ -45,6 +45,14 @@ pub enum SourceEvent {
         /// Why.
         ended: Ended,
     },
+    /// The sink asks for what is held under a ticket: [`SourceAgent::lend`] it under that number,
+    /// or [`SourceAgent::decline`].
+    Claimed {
+        /// The ticket.
+        ticket: u64,
+        /// What the sink takes it for.
+        digest: [u8; 32],
+    },
     /// The connection is over, and with it all leases. Told once.
     Down(AgentError),
 }
@@ -58,6 +66,7 @@ pub struct SourceAgent {
     region: Region,
     pieces: Vec<Range<usize>>,
     agreement: Agreement,
+    declined: Vec<(u64, Cause)>,
     clock: Arc<dyn Clock>,
     down: bool,
 }
@@ -104,6 +113,7 @@ impl SourceAgent {
             region,
             pieces: agreement.source_pieces(),
             agreement,
+            declined: Vec::new(),
             clock,
             down: false,
         })
@@ -141,7 +151,17 @@ impl SourceAgent {
 
     /// The prefill has ended; for the time that is exposed after it.
     pub fn prefill_ended(&mut self, id: TransferId) {
-        self.source.prefill_ended(self.clock.now(), id);
+        self.prefill_ended_at(id, self.clock.now());
+    }
+
+    /// The prefill ended at `at`, before the blocks were lent.
+    pub fn prefill_ended_at(&mut self, id: TransferId, at: Nanos) {
+        self.source.prefill_ended(at, id);
+    }
+
+    /// Tells the sink, with the next step, that a claim is not answered with an offer.
+    pub fn decline(&mut self, ticket: u64, cause: Cause) {
+        self.declined.push((ticket, cause));
     }
 
     /// Ends a lease from this side. False when it has ended.
@@ -172,6 +192,10 @@ impl SourceAgent {
             Ok(Some(Incoming::Message(Message::Refuse { reason }))) => {
                 Err(Refusal::ByPeer { reason }.into())
             }
+            Ok(Some(Incoming::Message(Message::Claim { ticket, digest }))) => {
+                events.push(SourceEvent::Claimed { ticket, digest });
+                Ok(())
+            }
             Ok(Some(Incoming::Message(message))) => {
                 let now = self.clock.now();
                 self.source.on_message(now, &message).map_err(Into::into)
@@ -196,6 +220,14 @@ impl SourceAgent {
         if self.down {
             // Whatever was lent since ends as well.
             self.source.link_down(self.clock.now());
+        }
+        for (ticket, cause) in std::mem::take(&mut self.declined) {
+            let decline = Message::Decline { ticket, cause };
+            if !self.down
+                && let Err(error) = self.transport.send(&decline)
+            {
+                self.go_down(error.into(), events);
+            }
         }
         while let Some(action) = self.source.next_action() {
             let done: Result<(), AgentError> = match action {

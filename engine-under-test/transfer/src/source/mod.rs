@@ -168,8 +168,9 @@ impl Source {
         match message {
             Message::Want { span, .. } => self.want(now, id, *span)?,
             Message::Ack { cells, .. } => {
-                let whole = Span::whole(lease.lend.blocks.len() as u32, self.config.layers);
-                if *cells != whole.cells() || !lease.posted.is_full() {
+                // A sink need not ask for what it has, but what it asked for it must have got.
+                let wanted = lease.wanted.len();
+                if *cells == 0 || *cells != wanted || lease.posted.len() != wanted {
                     let problem = "acknowledges cells that were not sent";
                     return Err(ProtocolError { id, problem });
                 }

@@ -42,8 +42,13 @@ fn messages() -> Vec<Message> {
         Message::Credit { slot: 2 },
         Message::Renew { id },
         Message::Ack { id, cells: 12 },
+        Message::Claim {
+            ticket: 1 << 52,
+            digest: std::array::from_fn(|n| n as u8),
+        },
     ];
     all.extend(Cause::ALL.map(|cause| Message::Abort { id, cause }));
+    all.extend(Cause::ALL.map(|cause| Message::Decline { ticket: 3, cause }));
     for mode in [Mode::Pull, Mode::Push] {
         for granularity in [Granularity::Bulk, Granularity::Chunk, Granularity::Layer] {
             all.push(Message::Offer(Offer {

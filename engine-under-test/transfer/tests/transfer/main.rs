@@ -12,5 +12,6 @@ mod rigs;
 mod runs;
 mod scalars;
 mod schedules;
+mod skipping;
 mod sockets;
 mod world;

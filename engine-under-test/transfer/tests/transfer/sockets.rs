@@ -271,6 +271,7 @@ fn run_sink((mut agent, pool): (SinkAgent, Pool)) -> Result<(), Cause> {
                     outcome = Some(Ok(()));
                 }
                 SinkEvent::Failed { cause, .. } => outcome = Some(Err(cause)),
+                SinkEvent::Declined { .. } => unreachable!("nothing was claimed"),
                 // Killed before it offered anything.
                 SinkEvent::Down(_) => down = true,
             }

@@ -1,0 +1,163 @@
+//! How the two ends find each other.
+
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::time::Duration;
+
+use pb_contract::Clock;
+
+use crate::transport::{
+    LocalTransport, ShmListener, ShmOptions, ShmTransport, TcpOptions, TcpTransport,
+    TcpTransportListener, Transport, TransportError,
+};
+
+/// Where KV is held.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Remote {
+    /// Host name or address; the path of a socket for shared memory; anything within a process.
+    pub host: String,
+    /// Port; 0 where there is none.
+    pub port: u16,
+}
+
+/// Where an exporter waits for those who claim.
+pub enum KvListener {
+    /// TCP.
+    Tcp(TcpTransportListener),
+    /// A socket in the file system, which is removed at the end.
+    Shm(ShmListener, PathBuf),
+    /// Engines of one process.
+    Local(Receiver<LocalTransport>),
+}
+
+impl KvListener {
+    /// Listens on TCP; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// The address cannot be had.
+    pub fn tcp(
+        at: SocketAddr,
+        stall: Duration,
+        clock: Arc<dyn Clock>,
+    ) -> Result<(KvListener, Remote), TransportError> {
+        let listener = TcpTransportListener::bind(at, stall, clock)?;
+        let at = listener.address()?;
+        let remote = Remote {
+            host: at.ip().to_string(),
+            port: at.port(),
+        };
+        Ok((KvListener::Tcp(listener), remote))
+    }
+
+    /// Listens at a path, which must not exist.
+    ///
+    /// # Errors
+    /// The path cannot be had.
+    pub fn shm(
+        at: &Path,
+        options: ShmOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<(KvListener, Remote), TransportError> {
+        let listener = ShmListener::bind(at, options, clock)?;
+        let remote = Remote {
+            host: at.display().to_string(),
+            port: 0,
+        };
+        Ok((KvListener::Shm(listener, at.to_owned()), remote))
+    }
+
+    /// The next peer; none when there is none within `timeout`.
+    pub(super) fn accept(
+        &mut self,
+        timeout: Duration,
+    ) -> Result<Option<Box<dyn Transport>>, TransportError> {
+        Ok(match self {
+            KvListener::Tcp(listener) => boxed(listener.accept(timeout)?),
+            KvListener::Shm(listener, _) => boxed(listener.accept(timeout)?),
+            KvListener::Local(peers) => match peers.recv_timeout(timeout) {
+                Ok(peer) => boxed(Some(peer)),
+                Err(RecvTimeoutError::Timeout) => None,
+                Err(RecvTimeoutError::Disconnected) => return Err(TransportError::Closed),
+            },
+        })
+    }
+}
+
+impl Drop for KvListener {
+    fn drop(&mut self) {
+        if let KvListener::Shm(_, path) = self {
+            // Somebody may have tidied up before.
+            let _ = std::fs::remove_file(path);
+        }
+    }
+}
+
+fn boxed<T: Transport + 'static>(transport: Option<T>) -> Option<Box<dyn Transport>> {
+    transport.map(|transport| Box::new(transport) as Box<dyn Transport>)
+}
+
+/// How an importer reaches an exporter.
+#[derive(Clone)]
+pub enum Dial {
+    /// Over TCP.
+    Tcp {
+        /// Connections and their patience.
+        options: TcpOptions,
+        /// Go to loopback addresses only: a request says where to connect to, and whoever sends
+        /// requests must not choose hosts of a network for this process to talk to.
+        loopback_only: bool,
+    },
+    /// Through shared memory.
+    Shm(ShmOptions),
+    /// To the one exporter of this process that has the other end.
+    Local(Sender<LocalTransport>),
+}
+
+impl Dial {
+    /// Connects. `session` must differ from that of any other connection there at the time.
+    pub(super) fn connect(
+        &self,
+        to: &Remote,
+        session: u64,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Box<dyn Transport>, TransportError> {
+        match self {
+            Dial::Tcp {
+                options,
+                loopback_only,
+            } => {
+                let address = resolve(to)?;
+                if *loopback_only && !address.ip().is_loopback() {
+                    let problem = format!(
+                        "{} is not a loopback address, and this engine listens on one only",
+                        address.ip()
+                    );
+                    return Err(TransportError::Setup { problem });
+                }
+                let transport = TcpTransport::connect(address, session, *options, clock)?;
+                Ok(Box::new(transport))
+            }
+            Dial::Shm(options) => {
+                let transport = ShmTransport::connect(Path::new(&to.host), *options, clock)?;
+                Ok(Box::new(transport))
+            }
+            Dial::Local(peers) => {
+                let (mine, theirs) = LocalTransport::pair(clock);
+                peers.send(theirs).map_err(|_| TransportError::Closed)?;
+                Ok(Box::new(mine))
+            }
+        }
+    }
+}
+
+fn resolve(to: &Remote) -> Result<SocketAddr, TransportError> {
+    let Remote { host, port } = to;
+    let mut found = (host.as_str(), *port)
+        .to_socket_addrs()
+        .map_err(|e| TransportError::io(format!("looking up {host}"), e))?;
+    found.next().ok_or_else(|| TransportError::Setup {
+        problem: format!("{host} has no address"),
+    })
+}
