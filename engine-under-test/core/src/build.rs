@@ -6,10 +6,11 @@ use pb_contract::EngineConfig;
 use pb_kernels_cpu::Dot;
 use pb_kv::Positional;
 use pb_model::config::{LlamaConfig, RopeScaling};
-use pb_model::forward::{self, ForwardError, ForwardOptions, KvScales};
+use pb_model::forward::{self, ForwardError, ForwardOptions, IMAGE_HEADER_BYTES, KvScales};
 use pb_model::lora::AdapterSet;
 use pb_model::weights::Weights;
 
+use crate::disagg::KvShape;
 use crate::engine::{AdapterInfo, Engine, EngineSpec};
 use crate::execute::{DecoderExecutor, Executor};
 
@@ -83,6 +84,17 @@ impl EngineParts {
                     digest: adapter.digest,
                 })
                 .collect(),
+        }
+    }
+
+    /// Shape of the blocks that a CPU executor has.
+    pub fn kv_shape(&self) -> KvShape {
+        let c = &self.weights.config;
+        KvShape {
+            layers: c.layers,
+            kv_heads: c.kv_heads,
+            d_head: c.d_head,
+            header_bytes: IMAGE_HEADER_BYTES,
         }
     }
 

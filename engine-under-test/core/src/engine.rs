@@ -5,7 +5,9 @@ mod commit;
 mod compute;
 mod counters;
 mod fork;
+mod hand_off;
 mod hold;
+mod incoming;
 mod laws;
 mod movement;
 mod preempt;
@@ -18,7 +20,7 @@ use std::collections::{BTreeMap, VecDeque};
 use pb_contract::{
     BlockId, Buckets, EngineConfig, Fault, Nanos, Preemption, RequestId, Stream, TokenId,
 };
-use pb_kv::{CacheIdentity, EngineFormat, KvConfig, KvFormat, Positional, PrefixCache};
+use pb_kv::{CacheEvent, CacheIdentity, EngineFormat, KvConfig, KvFormat, Positional, PrefixCache};
 use pb_model::forward::LogitRow;
 use pb_sched::Policy;
 use pb_tiers::TierStack;
@@ -28,7 +30,9 @@ use crate::request::Live;
 use crate::swap::SwapPool;
 
 pub use counters::Counters;
+pub use hand_off::HandOff;
 pub use hold::{Hold, HoldId};
+pub use incoming::Room;
 pub use progress::{Progress, RequestState};
 pub use step::StepOutput;
 
@@ -78,9 +82,9 @@ impl EngineSpec {
         }
     }
 
-    /// Digest of everything that is the same for all requests of an engine and enters the values
+    /// Everything that is the same for all requests of an engine and enters the values
     /// of keys and values.
-    fn cache_identity(&self, config: &EngineConfig) -> [u8; 32] {
+    pub(crate) fn cache_identity(&self, config: &EngineConfig) -> CacheIdentity {
         CacheIdentity {
             weights: self.identity,
             positional: self.positional.clone(),
@@ -95,7 +99,6 @@ impl EngineSpec {
                 revision: self.backend.clone(),
             },
         }
-        .digest()
     }
 }
 
@@ -123,6 +126,12 @@ pub struct Engine {
     streams: BTreeMap<RequestId, Stream>,
     running: Vec<RequestId>,
     waiting: VecDeque<RequestId>,
+    /// Requests whose prompt another engine has computed and whose KV is not here yet.
+    incoming: BTreeMap<RequestId, incoming::Incoming>,
+    /// Those of them whose KV is here, in the order of its arrival.
+    arrived: VecDeque<RequestId>,
+    /// Requests that another engine goes on with.
+    handed_off: Vec<HandOff>,
     holds: hold::Holds,
     executor: Box<dyn Executor>,
     tap: Option<Box<dyn LogitTap>>,
@@ -167,7 +176,7 @@ impl Engine {
                 config.max_model_len, spec.max_position
             ));
         }
-        let identity = spec.cache_identity(&config);
+        let identity = spec.cache_identity(&config).digest();
         let policy = pb_sched::build(&config).map_err(|e| e.to_string())?;
         let kv = pb_kv::build(kv_config(&config)).map_err(|e| e.to_string())?;
         let tiers = TierStack::open(&config.tiers, identity, config.fault);
@@ -187,6 +196,9 @@ impl Engine {
             streams: BTreeMap::new(),
             running: Vec::new(),
             waiting: VecDeque::new(),
+            incoming: BTreeMap::new(),
+            arrived: VecDeque::new(),
+            handed_off: Vec::new(),
             holds: hold::Holds::default(),
             executor,
             tap: None,
@@ -223,6 +235,9 @@ impl Engine {
     /// was live. No event follows. A request that forks of it go by hands its place to the first
     /// of them.
     pub fn abort(&mut self, id: RequestId) -> bool {
+        if self.abort_incoming(id) {
+            return true;
+        }
         let place = self.waiting.iter().position(|&r| r == id);
         let Some(live) = self.remove(id) else {
             return false;
@@ -249,7 +264,7 @@ impl Engine {
 
     /// Whether a step would find a request.
     pub fn has_work(&self) -> bool {
-        !self.requests.is_empty()
+        !self.requests.is_empty() || !self.arrived.is_empty()
     }
 
     /// Forgets all cached blocks, those in tiers included. Refused (false) while any request
@@ -293,6 +308,27 @@ impl Engine {
     /// The prefix cache, for looking at.
     pub fn kv(&self) -> &dyn PrefixCache {
         self.kv.as_ref()
+    }
+
+    /// Collects changes of the prefix cache for [`Engine::take_cache_events`] from now on.
+    pub fn record_cache_events(&mut self) {
+        self.kv.record_events();
+    }
+
+    /// What the prefix cache has taken in and let go since the last call.
+    pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.kv.take_events()
+    }
+
+    /// What the names of this engine's blocks start from: digest of everything beside tokens,
+    /// adapter and salt that keys and values depend on.
+    pub fn identity(&self) -> [u8; 32] {
+        self.identity
+    }
+
+    /// The specification.
+    pub fn spec(&self) -> &EngineSpec {
+        &self.spec
     }
 
     /// The tiers, for looking at.

@@ -81,6 +81,22 @@ pub enum AdmitError {
         /// Sequences allowed.
         max_num_seqs: usize,
     },
+    /// KV of another prompt.
+    #[error("the KV is of {held_tokens} tokens, the prompt has {prompt_tokens}")]
+    KvTokens {
+        /// Tokens of the KV.
+        held_tokens: usize,
+        /// Tokens of the prompt.
+        prompt_tokens: usize,
+    },
+    /// The engine does not take part in transfers of this direction.
+    #[error("this engine does not {verb} KV: start it with --role {role} or both")]
+    NoTransfer {
+        /// What it does not do.
+        verb: &'static str,
+        /// Who does.
+        role: &'static str,
+    },
     /// The id is in use.
     #[error("request id {0} is already in use")]
     DuplicateId(RequestId),

@@ -10,6 +10,7 @@
 //! request's last token was computed, and advances, forks, finishes or preempts requests.
 
 pub mod build;
+pub mod disagg;
 pub mod engine;
 pub mod error;
 pub mod execute;
@@ -23,8 +24,8 @@ pub mod toy;
 
 pub use build::{EngineParts, build_executor};
 pub use engine::{
-    AdapterInfo, Counters, Engine, EngineSpec, Hold, HoldId, LogitTap, Progress, RequestState,
-    StepOutput,
+    AdapterInfo, Counters, Engine, EngineSpec, HandOff, Hold, HoldId, LogitTap, Progress,
+    RequestState, Room, StepOutput,
 };
 pub use error::{AdmitError, ExecError};
 pub use execute::{Chunk, DecoderExecutor, Executor};

@@ -33,12 +33,22 @@ pub(crate) struct Live {
     pub(crate) followers: Vec<RequestId>,
     /// The request that this one waits to fork from; such a one is in no queue.
     pub(crate) leader: Option<RequestId>,
+    /// Whether another engine goes on after the first token.
+    pub(crate) hand_off: bool,
 }
 
 impl Live {
     /// Generated tokens.
     pub(crate) fn generated(&self) -> usize {
         self.seq.len() - self.prompt_tokens
+    }
+
+    /// Tokens that this engine generates for it at most.
+    pub(crate) fn outputs_at_most(&self) -> u32 {
+        match self.hand_off {
+            true => 1,
+            false => self.request.sampling.max_tokens,
+        }
     }
 
     /// Whether log-probabilities of prompt tokens are asked for and not all reported.
@@ -49,7 +59,7 @@ impl Live {
 
     /// As the scheduler sees it.
     pub(crate) fn view(&self) -> SeqView {
-        let max_tokens = self.request.sampling.max_tokens as usize;
+        let max_tokens = self.outputs_at_most() as usize;
         SeqView {
             id: self.request.id,
             num_tokens: self.seq.len(),

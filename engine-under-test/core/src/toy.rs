@@ -9,6 +9,7 @@
 use pb_contract::{BlockId, Clock, TokenId};
 use pb_model::forward::{ForwardTiming, LogitRow, LogitRows, LogitSink};
 
+use crate::disagg::KvShape;
 use crate::execute::{Chunk, Executor};
 
 /// What a slot holds that nothing was written to.
@@ -30,6 +31,15 @@ impl ToyExecutor {
             slots: Vec::new(),
         }
     }
+
+    /// Shape of its blocks, in the terms of a model's: with f32 as the element type, a position has
+    /// eight bytes.
+    pub const SHAPE: KvShape = KvShape {
+        layers: 1,
+        kv_heads: 1,
+        d_head: 1,
+        header_bytes: 0,
+    };
 
     /// Where position `position` of a table lies.
     fn slot(&self, table: &[BlockId], position: usize) -> usize {

@@ -3,7 +3,7 @@
 use pb_contract::{EngineRequest, RequestId, SamplingParams, Stream};
 use pb_kv::{AdapterKey, CacheScope};
 
-use super::Engine;
+use super::{Engine, Hold};
 use crate::error::AdmitError;
 use crate::request::Live;
 
@@ -12,15 +12,43 @@ impl Engine {
     ///
     /// # Errors
     /// [`AdmitError`] when it could never be served.
-    pub fn add(&mut self, mut request: EngineRequest) -> Result<(), AdmitError> {
+    pub fn add(&mut self, request: EngineRequest) -> Result<(), AdmitError> {
+        let adapter = self.check_request(&request, request.sampling.max_tokens)?;
+        let leader = self.leader_for(&request)?;
         let id = request.id;
-        if self.requests.contains_key(&id) || self.holds.is_hold(id) {
+        let live = self.make_live(request, adapter, leader);
+        self.requests.insert(id, live);
+        match leader.and_then(|l| self.requests.get_mut(&l)) {
+            Some(leader) => leader.followers.push(id),
+            None => self.waiting.push_back(id),
+        }
+        Ok(())
+    }
+
+    /// Checks a request that generates at most `outputs` tokens here; gives its adapter's number.
+    pub(super) fn check_request(
+        &self,
+        request: &EngineRequest,
+        outputs: u32,
+    ) -> Result<Option<usize>, AdmitError> {
+        let id = request.id;
+        let known = self.requests.contains_key(&id) || self.incoming.contains_key(&id);
+        if known || self.holds.is_hold(id) {
             return Err(AdmitError::DuplicateId(id));
         }
-        self.check_prompt(&request)?;
+        self.check_prompt(request, outputs)?;
         check_sampling(&request.sampling, self.spec.vocab)?;
-        let adapter = self.adapter(request.adapter.as_deref())?;
-        let leader = self.leader_for(&request)?;
+        self.adapter(request.adapter.as_deref())
+    }
+
+    /// A checked request with its random stream, in no queue yet.
+    pub(super) fn make_live(
+        &mut self,
+        mut request: EngineRequest,
+        adapter: Option<usize>,
+        leader: Option<RequestId>,
+    ) -> Live {
+        let id = request.id;
         let prompt = std::mem::take(&mut request.prompt);
         let seq = match leader {
             Some(leader) => self.requests[&leader].seq.clone(),
@@ -36,29 +64,24 @@ impl Engine {
             Some(seed) => Stream::new(seed, "sampling"),
             None => Stream::new(self.config.seed, &format!("sampling of request {id}")),
         };
-        let live = Live {
+        self.streams.insert(id, stream);
+        self.arrivals += 1;
+        Live {
             request,
             prompt_tokens: prompt.len(),
             seq,
             computed: 0,
             preempted: false,
             swapped: false,
-            arrival: self.arrivals,
+            arrival: self.arrivals - 1,
             admitted: None,
             prompt_logprobs_done: 1,
             adapter,
             tier_blocks: usize::MAX,
             followers: Vec::new(),
             leader,
-        };
-        self.arrivals += 1;
-        self.requests.insert(id, live);
-        self.streams.insert(id, stream);
-        match leader.and_then(|l| self.requests.get_mut(&l)) {
-            Some(leader) => leader.followers.push(id),
-            None => self.waiting.push_back(id),
+            hand_off: false,
         }
-        Ok(())
     }
 
     /// What beside the tokens a request's blocks depend on.
@@ -88,7 +111,7 @@ impl Engine {
         }
     }
 
-    fn check_prompt(&self, request: &EngineRequest) -> Result<(), AdmitError> {
+    fn check_prompt(&self, request: &EngineRequest, outputs: u32) -> Result<(), AdmitError> {
         let n = request.prompt.len();
         if n == 0 {
             return Err(AdmitError::EmptyPrompt);
@@ -109,8 +132,9 @@ impl Engine {
                 max_model_len,
             });
         }
-        let needed_blocks = self.blocks_at_most(n, &request.sampling);
-        let pool_blocks = self.kv.usable_blocks() - self.all_held_blocks();
+        let needed_blocks = self.blocks_at_most(n, outputs);
+        // A pin stays; what is being transferred is given back by itself.
+        let pool_blocks = self.kv.usable_blocks() - self.held_blocks(Hold::Pin);
         if needed_blocks > pool_blocks {
             return Err(AdmitError::NeverFits {
                 needed_blocks,
@@ -121,9 +145,9 @@ impl Engine {
     }
 
     /// Blocks that a request may hold at the end.
-    pub(super) fn blocks_at_most(&self, prompt_tokens: usize, sampling: &SamplingParams) -> usize {
+    pub(super) fn blocks_at_most(&self, prompt_tokens: usize, outputs: u32) -> usize {
         let longest = prompt_tokens
-            .saturating_add(sampling.max_tokens as usize)
+            .saturating_add(outputs as usize)
             .min(self.config.max_model_len);
         // The last generated token's keys and values are never computed.
         (longest - 1)
@@ -170,11 +194,7 @@ impl Engine {
 
     /// Whether no more sequences may run.
     fn is_full(&self) -> bool {
-        let places = self
-            .running
-            .iter()
-            .map(|id| self.requests[id].view().places);
-        places.sum::<usize>() >= self.config.max_num_seqs
+        self.running_places() >= self.config.max_num_seqs
     }
 }
 

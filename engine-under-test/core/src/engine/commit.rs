@@ -61,6 +61,7 @@ impl Engine {
             logprobs,
         });
         let Some((reason, stop_token)) = self.end_of(id, token) else {
+            self.hand_off(id, token, events);
             return;
         };
         if let Some(live) = self.remove(id) {

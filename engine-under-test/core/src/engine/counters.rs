@@ -34,6 +34,10 @@ pub struct Counters {
     pub preemptions: u64,
     /// Prompt tokens of admitted requests.
     pub prompt_tokens: u64,
+    /// Of `prompt_tokens`: tokens whose KV another engine computed; never hits.
+    pub received_tokens: u64,
+    /// Requests that were handed off after their first token.
+    pub handed_off: u64,
     /// Tokens generated.
     pub generation_tokens: u64,
     /// Steps made.
@@ -46,7 +50,7 @@ pub struct Counters {
     pub waiting: usize,
     /// Distinct pool blocks held by a pin; part of the active ones.
     pub pinned_blocks: usize,
-    /// Distinct pool blocks held for a transfer; part of the active ones.
+    /// Distinct pool blocks held for a transfer, or filled by one; part of the active ones.
     pub in_transfer_blocks: usize,
     /// Host blocks of swapped requests.
     pub swapped_blocks: usize,
@@ -72,9 +76,9 @@ impl Engine {
             steps: self.steps,
             evicted_blocks: self.kv.evicted_total(),
             running: self.running.len(),
-            waiting: self.waiting.len() + followers,
+            waiting: self.waiting.len() + followers + self.incoming.len(),
             pinned_blocks: self.held_blocks(Hold::Pin),
-            in_transfer_blocks: self.held_blocks(Hold::Transfer),
+            in_transfer_blocks: self.in_transfer_blocks(),
             swapped_blocks: self.swap.used_blocks(),
             host_blocks: self.tiers.blocks(TierKind::Host),
             disk_blocks: self.tiers.blocks(TierKind::Disk),

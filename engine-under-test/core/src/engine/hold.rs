@@ -22,7 +22,7 @@ pub enum Hold {
 
 /// Names a hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct HoldId(RequestId);
+pub struct HoldId(pub(super) RequestId);
 
 /// The holds of an engine. Their ids count down from the largest request id.
 #[derive(Default)]
@@ -35,6 +35,13 @@ impl Holds {
     /// Whether `id` names a hold.
     pub(super) fn is_hold(&self, id: RequestId) -> bool {
         self.kinds.contains_key(&id)
+    }
+
+    /// Registers a hold under a new id.
+    pub(super) fn add(&mut self, kind: Hold) -> RequestId {
+        let id = self.next();
+        self.kinds.insert(id, kind);
+        id
     }
 
     fn next(&mut self) -> RequestId {
@@ -78,7 +85,7 @@ impl Engine {
         let hit = self.kv.lookup(&seq);
         let needs = self.requests.values();
         let largest = needs
-            .map(|live| self.blocks_at_most(live.prompt_tokens, &live.request.sampling))
+            .map(|live| self.blocks_at_most(live.prompt_tokens, live.outputs_at_most()))
             .max()
             .unwrap_or(0);
         let held = self.all_held_blocks() + hit.blocks.len();
@@ -91,14 +98,14 @@ impl Engine {
     /// Takes the references: a table with one block too many is made, and forked without it.
     fn hold(&mut self, seq: &pb_kv::HashedTokens, hit: &Hit, kind: Hold) -> Option<HoldId> {
         let tokens = hit.tokens(seq.block_size());
-        let (scaffold, id) = (self.holds.next(), self.holds.next());
+        let scaffold = self.holds.next();
         if !self.kv.allocate(scaffold, seq, 0, hit, 1) {
             return None;
         }
+        let id = self.holds.add(kind);
         self.kv.commit(scaffold, seq, tokens);
         self.kv.fork(scaffold, id, tokens);
         self.kv.free(scaffold);
-        self.holds.kinds.insert(id, kind);
         Some(HoldId(id))
     }
 
@@ -126,10 +133,21 @@ impl Engine {
         self.distinct_blocks(|_| true)
     }
 
+    /// Distinct blocks that another engine reads, or whose data is on its way here.
+    pub(super) fn in_transfer_blocks(&self) -> usize {
+        let holds = self.holds.kinds.iter();
+        let read = holds.filter(|&(_, &kind)| kind == Hold::Transfer);
+        self.distinct(read.map(|(&id, _)| id).chain(self.receiving()))
+    }
+
     fn distinct_blocks(&self, wanted: impl Fn(Hold) -> bool) -> usize {
         let holds = self.holds.kinds.iter().filter(|&(_, &kind)| wanted(kind));
-        let mut blocks: Vec<BlockId> = holds
-            .flat_map(|(&id, _)| self.kv.block_table(id))
+        self.distinct(holds.map(|(&id, _)| id))
+    }
+
+    fn distinct(&self, tables: impl Iterator<Item = RequestId>) -> usize {
+        let mut blocks: Vec<BlockId> = tables
+            .flat_map(|id| self.kv.block_table(id))
             .copied()
             .collect();
         blocks.sort_unstable();

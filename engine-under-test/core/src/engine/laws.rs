@@ -45,11 +45,7 @@ impl Engine {
         if queued + followers.sum::<usize>() != self.requests.len() {
             return Err("queues: an entry has no live request".to_owned());
         }
-        let places = self
-            .running
-            .iter()
-            .map(|id| self.requests[id].view().places);
-        let (places, allowed) = (places.sum::<usize>(), self.config.max_num_seqs);
+        let (places, allowed) = (self.running_places(), self.config.max_num_seqs);
         if places > allowed {
             return Err(format!("queues: {places} sequences run, {allowed} may"));
         }
@@ -68,7 +64,8 @@ impl Engine {
                 ));
             }
         }
-        let tables = self.running.len() + self.hold_count();
+        self.check_incoming()?;
+        let tables = self.running.len() + self.hold_count() + self.receiving().count();
         match self.kv.live_requests() {
             live if live == tables => Ok(()),
             live => Err(format!("tables: {live} held, {tables} known")),

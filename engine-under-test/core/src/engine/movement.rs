@@ -5,6 +5,7 @@
 //! images are put into the blocks of admitted requests.
 
 use pb_contract::{BlockId, Fault};
+use pb_kv::Evicted;
 
 use super::Engine;
 use crate::kv_adapter::{Admission, PlanLog};
@@ -13,11 +14,12 @@ impl Engine {
     /// Finds out how long a block image is, if images will be needed.
     pub(super) fn measure_image(&mut self) {
         if !self.tiers.is_empty() || self.swap.has_room(1) {
-            self.image_bytes = self.image(BlockId(0)).len();
+            self.image_bytes = self.block_image(BlockId(0)).len();
         }
     }
 
-    pub(super) fn image(&self, block: BlockId) -> Vec<u8> {
+    /// The keys and values of a block as bytes, see [`crate::Executor::read_block`].
+    pub fn block_image(&self, block: BlockId) -> Vec<u8> {
         let mut image = Vec::with_capacity(self.image_bytes);
         self.executor.read_block(block, &mut image);
         image
@@ -30,12 +32,7 @@ impl Engine {
     pub(super) fn move_blocks(&mut self, log: &mut PlanLog) -> Result<(), String> {
         let moves = self.kv.take_moves();
         log.note(moves);
-        for evicted in &log.moves.evicted {
-            if !self.tiers.is_empty() {
-                let image = self.image(evicted.block);
-                self.tiers.store(&evicted.hash, &image);
-            }
-        }
+        self.save_evicted(&log.moves.evicted);
         for released in &log.released {
             self.swap_out(released);
         }
@@ -46,6 +43,27 @@ impl Engine {
             self.fill(admission)?;
         }
         Ok(())
+    }
+
+    /// Moves what an allocation outside of a step has made necessary, before its blocks are
+    /// written.
+    pub(super) fn move_now(&mut self) {
+        let moves = self.kv.take_moves();
+        self.save_evicted(&moves.evicted);
+        for (from, to) in moves.copies {
+            self.executor.copy_block(from, to);
+        }
+    }
+
+    /// Gives the data of blocks that are about to be overwritten to the tiers.
+    fn save_evicted(&mut self, evicted: &[Evicted]) {
+        if self.tiers.is_empty() {
+            return;
+        }
+        for evicted in evicted {
+            let image = self.block_image(evicted.block);
+            self.tiers.store(&evicted.hash, &image);
+        }
     }
 
     /// Puts images from tiers or from the swap pool into the blocks of an admitted request.

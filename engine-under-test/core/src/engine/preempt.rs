@@ -14,7 +14,11 @@ impl Engine {
             self.counters.swap_full += 1;
             return;
         }
-        let images: Vec<Vec<u8>> = released.blocks.iter().map(|&b| self.image(b)).collect();
+        let images: Vec<Vec<u8>> = released
+            .blocks
+            .iter()
+            .map(|&b| self.block_image(b))
+            .collect();
         self.counters.swapped_out_blocks += images.len() as u64;
         let tokens = released.computed;
         self.swap.put(released.id, Swapped { tokens, images });

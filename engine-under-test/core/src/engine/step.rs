@@ -33,18 +33,20 @@ impl Engine {
         let start = clock.now();
         self.kv.set_now(start.0);
         let evicted_before = self.kv.evicted_total();
+        let mut out = StepOutput::default();
+        self.seat_arrived(&mut out);
         let (plan, mut log) = self.plan(clock);
-        let mut out = StepOutput {
+        out = StepOutput {
             row: StepRow {
                 step: self.steps,
                 start_ns: start,
                 preempted: plan.preempted.len(),
                 lock_wait_ns: std::mem::take(&mut self.lock_wait),
-                ..StepRow::default()
+                ..out.row
             },
             scheduled: plan.scheduled,
             preempted: plan.preempted,
-            ..StepOutput::default()
+            ..out
         };
         let planned = clock.now();
         split_schedule_time(&mut out.row, planned - start, &log);
@@ -226,14 +228,14 @@ impl Engine {
         row.prefill_attention_ns = timing.prefill_attention_ns;
         row.decode_attention_ns = timing.decode_attention_ns;
         row.running = self.running.len();
-        row.waiting = self.requests.len() - self.running.len();
+        row.waiting = self.requests.len() - self.running.len() + self.incoming.len();
         row.evicted_blocks = (self.kv.evicted_total() - evicted_before) as usize;
         let buckets = self.kv.buckets();
         row.active_blocks = buckets.active;
         row.reclaimable_blocks = buckets.reclaimable;
         row.free_blocks = buckets.free;
         row.pinned_blocks = self.held_blocks(Hold::Pin);
-        row.in_transfer_blocks = self.held_blocks(Hold::Transfer);
+        row.in_transfer_blocks = self.in_transfer_blocks();
         row.swapped_blocks = self.swap.used_blocks();
         row.host_blocks = self.tiers.blocks(TierKind::Host) as usize;
         row.disk_blocks = self.tiers.blocks(TierKind::Disk) as usize;

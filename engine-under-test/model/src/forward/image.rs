@@ -22,7 +22,8 @@ use crate::config::LlamaConfig;
 
 const MAGIC: &[u8; 4] = b"PBKV";
 const VERSION: u8 = 1;
-const HEADER_BYTES: usize = 24;
+/// Bytes in front of the layers.
+pub const HEADER_BYTES: usize = 24;
 
 // Elements and scales are copied as they lie in memory.
 const _: () = assert!(cfg!(target_endian = "little"), "images are little-endian");

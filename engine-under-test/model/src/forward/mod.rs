@@ -26,7 +26,9 @@ use pb_kernels_cpu::{Dot, Isa, PackedBf16, PackedF32, Pool};
 use crate::lora::AdapterSet;
 use crate::weights::Weights;
 pub use fault::numeric as numeric_fault;
-pub use image::{ImageError, ImageShape, Side, block_image_bytes};
+pub use image::{
+    HEADER_BYTES as IMAGE_HEADER_BYTES, ImageError, ImageShape, Side, block_image_bytes,
+};
 pub use judge::{StoredKv, judge_stored_kv};
 pub use rope::RopeTables;
 pub use scales::{KvScales, layer_scales};

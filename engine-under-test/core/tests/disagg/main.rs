@@ -1,0 +1,12 @@
+//! Engines that share requests: prefill here, decode there, in one process.
+
+#[path = "../engine/common.rs"]
+#[allow(dead_code, reason = "each test binary uses its own part")]
+mod common;
+
+mod aborts;
+mod back_pressure;
+mod deaths;
+mod equal;
+mod images;
+mod pair;
