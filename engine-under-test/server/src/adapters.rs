@@ -3,8 +3,11 @@
 use std::sync::Arc;
 
 use pb_contract::{Clock, EngineConfig, EngineRequest, Nanos, RequestId, TokenId};
-use pb_core::Engine;
+use pb_core::disagg::{HandedOff, KvEngine, KvTask};
+use pb_core::{Engine, ExecError, StepOutput};
+use pb_kv::CacheEvent;
 use pb_model::{ChatMessage, DetokenizeStream, Tokenizer};
+use pb_transfer::TransferRow;
 
 use crate::core_api::{Core, CoreFailure, CoreStatus, CoreStep, Refusal};
 use crate::text::{ChatTurn, Detokenizer, TextError, TextModel};
@@ -27,16 +30,7 @@ impl Core for Engine {
     }
 
     fn step(&mut self, clock: &dyn Clock) -> Result<CoreStep, CoreFailure> {
-        match Engine::step(self, clock) {
-            Ok(step) => Ok(CoreStep {
-                row: step.row,
-                events: step.events,
-            }),
-            Err(error) => Err(CoreFailure {
-                message: error.to_string(),
-                failed: error.failed,
-            }),
-        }
+        step_of(Engine::step(self, clock))
     }
 
     fn reset_prefix_cache(&mut self) -> bool {
@@ -49,6 +43,7 @@ impl Core for Engine {
             counters: Engine::counters(self),
             cache: *self.kv().stats(),
             tiers: self.tiers().stats(),
+            kv: None,
         }
     }
 
@@ -58,6 +53,109 @@ impl Core for Engine {
 
     fn config(&self) -> &EngineConfig {
         Engine::config(self)
+    }
+
+    fn record_cache_events(&mut self) {
+        Engine::record_cache_events(self);
+    }
+
+    fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        Engine::take_cache_events(self)
+    }
+
+    fn identity(&self) -> [u8; 32] {
+        Engine::identity(self)
+    }
+}
+
+fn step_of(step: Result<StepOutput, ExecError>) -> Result<CoreStep, CoreFailure> {
+    match step {
+        Ok(step) => Ok(CoreStep {
+            row: step.row,
+            events: step.events,
+        }),
+        Err(error) => Err(CoreFailure {
+            message: error.to_string(),
+            failed: error.failed,
+        }),
+    }
+}
+
+impl Core for KvEngine {
+    fn add(&mut self, request: EngineRequest) -> Result<(), Refusal> {
+        self.add_part(request, KvTask::Whole)
+    }
+
+    fn add_part(&mut self, request: EngineRequest, task: KvTask) -> Result<(), Refusal> {
+        KvEngine::add(self, request, task).map_err(|error| Refusal(error.to_string()))
+    }
+
+    fn abort(&mut self, id: RequestId) -> bool {
+        KvEngine::abort(self, id)
+    }
+
+    fn has_work(&self) -> bool {
+        KvEngine::has_work(self)
+    }
+
+    fn set_lock_wait(&mut self, waited: Nanos) {
+        self.engine_mut().set_lock_wait(waited);
+    }
+
+    fn step(&mut self, clock: &dyn Clock) -> Result<CoreStep, CoreFailure> {
+        step_of(KvEngine::step(self, clock))
+    }
+
+    fn reset_prefix_cache(&mut self) -> bool {
+        self.engine_mut().reset_prefix_cache()
+    }
+
+    fn set_waker(&mut self, wake: Box<dyn Fn() + Send + Sync>) {
+        KvEngine::set_waker(self, wake);
+    }
+
+    fn hear(&mut self) -> Vec<(RequestId, String)> {
+        self.take_news();
+        self.take_failed()
+    }
+
+    fn is_blocked(&self) -> bool {
+        KvEngine::is_blocked(self)
+    }
+
+    fn take_handed_off(&mut self) -> Vec<HandedOff> {
+        KvEngine::take_handed_off(self)
+    }
+
+    fn take_transfers(&mut self) -> Vec<TransferRow> {
+        self.take_rows()
+    }
+
+    fn record_cache_events(&mut self) {
+        self.engine_mut().record_cache_events();
+    }
+
+    fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.engine_mut().take_cache_events()
+    }
+
+    fn identity(&self) -> [u8; 32] {
+        self.engine().identity()
+    }
+
+    fn status(&self) -> CoreStatus {
+        CoreStatus {
+            kv: Some(self.stats()),
+            ..Core::status(self.engine())
+        }
+    }
+
+    fn kv_pool_bytes(&self) -> usize {
+        self.engine().kv_bytes()
+    }
+
+    fn config(&self) -> &EngineConfig {
+        self.engine().config()
     }
 }
 

@@ -23,6 +23,8 @@ pub(crate) struct App {
     pub(crate) config: EngineConfig,
     /// Bytes reserved for the KV pool.
     pub(crate) kv_pool_bytes: usize,
+    /// What the names of KV blocks start from.
+    pub(crate) identity: [u8; 32],
     pub(crate) assets: ModelAssets,
     pub(crate) options: ServerOptions,
     pub(crate) clock: Arc<dyn Clock>,
@@ -60,6 +62,14 @@ impl App {
     pub(crate) fn created(&self) -> u64 {
         let up = self.clock.now().saturating_sub(self.started);
         self.options.unix_at_start_s + up.0 / 1_000_000_000
+    }
+
+    /// The name of this server among others.
+    pub(crate) fn engine_id(&self) -> String {
+        match &self.options.kv {
+            Some(kv) => kv.engine_id.clone(),
+            None => format!("engine-{:016x}", self.options.id_seed),
+        }
     }
 
     /// A fresh id such as `cmpl-9e4a8f63fadcb1a0`.

@@ -16,6 +16,7 @@ use crate::completions::{check_choices, split_finish};
 use crate::error::ApiError;
 use crate::generation::{Generation, Length};
 use crate::job::ChatJob;
+use crate::kv::KvTransferParams;
 use crate::logprobs;
 use crate::shape::{Chat, ChatChoice, ChatDelta, ChatMessage, Delta, Event};
 use crate::sse::{self, EventWriter, Events, Usages};
@@ -38,6 +39,8 @@ pub(crate) async fn handle(
     } = job;
     common.adapter = app.adapter(common.model.as_deref())?;
     check_choices(&app, 1, common.n)?;
+    app.check_kv(&common.kv, common.n)?;
+    let taken = common.go_on();
     let renderer = Arc::clone(&app);
     let length = turns.iter().map(|turn| turn.content.len()).sum();
     let render = move || {
@@ -55,6 +58,9 @@ pub(crate) async fn handle(
     let mut generation = Generation::start(&app, &prompts, &common, &length, arrival)?;
     // What is left of the body now is bounded by the model's context.
     drop(share);
+    if taken {
+        generation.wait_for_start().await?;
+    }
     let answer = Answer {
         id: app.new_id("chatcmpl"),
         created: app.created(),
@@ -66,11 +72,12 @@ pub(crate) async fn handle(
         app,
     };
     if common.stream {
-        let opened = vec![false; common.n];
+        let opened = vec![taken; common.n];
         let writer = Writer {
             answer,
             opened,
             include_usage: common.include_usage,
+            transfer: None,
         };
         return Ok(sse::respond(
             generation,
@@ -107,7 +114,8 @@ impl Answer {
         self.return_token_ids.then(|| ids.to_vec())
     }
 
-    fn whole(&self, pieces: Vec<Piece>, usage: Usage) -> Response {
+    fn whole(&self, mut pieces: Vec<Piece>, usage: Usage) -> Response {
+        let kv_transfer_params = pieces.iter_mut().find_map(|piece| piece.transfer.take());
         let text = self.app.text();
         let first = pieces.first().filter(|_| self.prompt_logprobs);
         let prompt_logprobs =
@@ -141,6 +149,7 @@ impl Answer {
             usage,
             prompt_logprobs,
             prompt_token_ids: self.ids(&self.prompt_ids),
+            kv_transfer_params,
         })
         .into_response()
     }
@@ -155,6 +164,7 @@ impl Answer {
             usage: None,
             prompt_token_ids: None,
             system_fingerprint: None,
+            kv_transfer_params: None,
         }
     }
 }
@@ -164,6 +174,8 @@ struct Writer {
     /// Choices whose role has been sent.
     opened: Vec<bool>,
     include_usage: bool,
+    /// Told with the end, and again in whatever event is the last.
+    transfer: Option<KvTransferParams>,
 }
 
 impl Writer {
@@ -197,6 +209,7 @@ impl EventWriter for Writer {
         let lists = answer.lists(&piece);
         let token_ids = answer.ids(&piece.tokens);
         let last = piece.finish.is_some();
+        self.transfer = piece.transfer.or(self.transfer.take());
         let (finish_reason, stop_reason) = split_finish(piece.finish);
         let mut event = answer.event(vec![ChatDelta {
             index,
@@ -211,6 +224,7 @@ impl EventWriter for Writer {
         }]);
         event.usage = usage.map(|usage| usage.current);
         event.system_fingerprint = (last && !self.include_usage).then_some(FINGERPRINT);
+        event.kv_transfer_params.clone_from(&self.transfer);
         events.push(&event);
     }
 
@@ -218,6 +232,7 @@ impl EventWriter for Writer {
         let mut event = self.answer.event(Vec::new());
         event.usage = Some(usage);
         event.system_fingerprint = Some(FINGERPRINT);
+        event.kv_transfer_params.clone_from(&self.transfer);
         events.push(&event);
     }
 }

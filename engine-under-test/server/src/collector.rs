@@ -12,6 +12,7 @@ use pb_contract::{FinishReason, RequestId, TokenId, TokenLogprobs};
 use tokio::sync::Notify;
 
 use crate::engine::EngineHandle;
+use crate::kv::KvTransferParams;
 use crate::waits::LockWaits;
 
 /// What happened to one choice since it was last read.
@@ -29,6 +30,8 @@ pub(crate) struct Piece {
     pub(crate) logprobs: Vec<TokenLogprobs>,
     /// How the choice ended; set once.
     pub(crate) finish: Option<Finish>,
+    /// Where another engine finds the choice's KV; comes with the end.
+    pub(crate) transfer: Option<KvTransferParams>,
 }
 
 impl Piece {
@@ -40,6 +43,7 @@ impl Piece {
         self.tokens.extend(later.tokens);
         self.logprobs.extend(later.logprobs);
         self.finish = self.finish.take().or(later.finish);
+        self.transfer = self.transfer.take().or(later.transfer);
     }
 }
 
@@ -70,6 +74,8 @@ pub(crate) enum Failure {
     Overloaded,
     /// The engine failed or is gone.
     Engine(String),
+    /// The KV that another engine has computed did not come.
+    Transfer(String),
 }
 
 struct State {

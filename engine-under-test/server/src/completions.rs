@@ -14,6 +14,7 @@ use crate::collector::Piece;
 use crate::error::ApiError;
 use crate::generation::{Generation, Length};
 use crate::job::CompletionJob;
+use crate::kv::KvTransferParams;
 use crate::logprobs::{self, Names};
 use crate::shape::{Completion, CompletionChoice, CompletionDelta, Event};
 use crate::sse::{self, EventWriter, Events, Usages};
@@ -35,12 +36,16 @@ pub(crate) async fn handle(
     let CompletionJob {
         mut common,
         prompt,
-        echo,
+        mut echo,
         echo_only,
         tokens_as_ids,
     } = job;
     common.adapter = app.adapter(common.model.as_deref())?;
     check_choices(&app, prompt_count(&prompt), common.n)?;
+    app.check_kv(&common.kv, prompt_count(&prompt) * common.n)?;
+    let taken = common.go_on();
+    // What comes before the first token was in the other engine's answer.
+    echo &= !taken;
     let add_special = common.add_special_tokens.unwrap_or(true);
     let prompts = app.prepare(prompt, add_special, echo).await?;
     let length = Length {
@@ -50,6 +55,9 @@ pub(crate) async fn handle(
     let mut generation = Generation::start(&app, &prompts, &common, &length, arrival)?;
     // What is left of the body now is bounded by the model's context.
     drop(share);
+    if taken {
+        generation.wait_for_start().await?;
+    }
     let choices = prompts.len() * common.n;
     let answer = Answer {
         id: app.new_id("cmpl"),
@@ -65,11 +73,15 @@ pub(crate) async fn handle(
         app,
     };
     if common.stream {
-        let choices = (0..choices).map(|_| Progress::default()).collect();
+        let progress = |_| Progress {
+            opened: taken,
+            text_chars: generation.given_chars(),
+        };
         let writer = Writer {
             answer,
-            choices,
+            choices: (0..choices).map(progress).collect(),
             include_usage: common.include_usage,
+            transfer: None,
         };
         return Ok(sse::respond(
             generation,
@@ -163,7 +175,8 @@ impl Answer {
         self.return_token_ids.then(|| ids.to_vec())
     }
 
-    fn whole(&self, pieces: Vec<Piece>, usage: Usage) -> Response {
+    fn whole(&self, mut pieces: Vec<Piece>, usage: Usage) -> Response {
+        let kv_transfer_params = pieces.iter_mut().find_map(|piece| piece.transfer.take());
         let choices = pieces.into_iter().enumerate().map(|(index, piece)| {
             let text = self.app.text();
             let lists = self.lists(index, &piece, true, &mut 0);
@@ -191,6 +204,7 @@ impl Answer {
             service_tier: None,
             system_fingerprint: FINGERPRINT,
             usage,
+            kv_transfer_params,
         })
         .into_response()
     }
@@ -205,6 +219,7 @@ impl Answer {
             usage: None,
             prompt_token_ids: None,
             system_fingerprint: None,
+            kv_transfer_params: None,
         }
     }
 }
@@ -220,7 +235,6 @@ pub(crate) fn split_finish(
 }
 
 /// What has been streamed of a choice.
-#[derive(Default)]
 struct Progress {
     opened: bool,
     /// Characters of text given out.
@@ -231,6 +245,8 @@ struct Writer {
     answer: Answer,
     choices: Vec<Progress>,
     include_usage: bool,
+    /// Told with the end, and again in whatever event is the last.
+    transfer: Option<KvTransferParams>,
 }
 
 impl EventWriter for Writer {
@@ -248,6 +264,7 @@ impl EventWriter for Writer {
         };
         progress.text_chars += text.chars().count();
         let last = piece.finish.is_some();
+        self.transfer = piece.transfer.or(self.transfer.take());
         let (finish_reason, stop_reason) = split_finish(piece.finish);
         let prompt_ids = if opening {
             answer.ids(&answer.prompt(index).ids)
@@ -265,6 +282,7 @@ impl EventWriter for Writer {
         }]);
         event.usage = usage.map(|usage| usage.current);
         event.system_fingerprint = (last && !self.include_usage).then_some(FINGERPRINT);
+        event.kv_transfer_params.clone_from(&self.transfer);
         events.push(&event);
     }
 
@@ -272,6 +290,7 @@ impl EventWriter for Writer {
         let mut event = self.answer.event(Vec::new());
         event.usage = Some(usage);
         event.system_fingerprint = Some(FINGERPRINT);
+        event.kv_transfer_params.clone_from(&self.transfer);
         events.push(&event);
     }
 }

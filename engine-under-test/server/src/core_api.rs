@@ -7,8 +7,10 @@ use pb_contract::{
     Buckets, Clock, EngineConfig, EngineEvent, EngineRequest, Nanos, RequestId, StepRow,
 };
 use pb_core::Counters;
-use pb_kv::CacheStats;
+use pb_core::disagg::{HandedOff, KvStats, KvTask};
+use pb_kv::{CacheEvent, CacheStats};
 use pb_tiers::{TierKind, TierStats};
+use pb_transfer::TransferRow;
 
 /// An engine core: a state machine that is stepped by the server's engine thread.
 ///
@@ -38,6 +40,57 @@ pub trait Core: Send {
 
     /// Forgets every cached prefix. False when blocks are in use, and nothing was forgotten.
     fn reset_prefix_cache(&mut self) -> bool;
+
+    /// Takes a request in of which this core computes a part.
+    ///
+    /// # Errors
+    /// As [`Core::add`]; and when the core can compute whole requests only.
+    fn add_part(&mut self, request: EngineRequest, task: KvTask) -> Result<(), Refusal> {
+        match task {
+            KvTask::Whole => self.add(request),
+            KvTask::HandOff | KvTask::Take(_) => {
+                let reason = "this engine computes whole requests only: start it with --role";
+                Err(Refusal(reason.to_owned()))
+            }
+        }
+    }
+
+    /// Calls `wake` from now on when [`Core::hear`] has something to do, from another thread.
+    fn set_waker(&mut self, _wake: Box<dyn Fn() + Send + Sync>) {}
+
+    /// Takes what other threads have told. Gives the requests that have failed by it, and why; they
+    /// are gone.
+    fn hear(&mut self) -> Vec<(RequestId, String)> {
+        Vec::new()
+    }
+
+    /// Whether the last step computed nothing although there is work, because others hold blocks.
+    fn is_blocked(&self) -> bool {
+        false
+    }
+
+    /// Requests that ended in the last step and wait to be decoded elsewhere.
+    fn take_handed_off(&mut self) -> Vec<HandedOff> {
+        Vec::new()
+    }
+
+    /// Rows of transfers that ended since the last call.
+    fn take_transfers(&mut self) -> Vec<TransferRow> {
+        Vec::new()
+    }
+
+    /// Collects changes of the prefix cache from now on.
+    fn record_cache_events(&mut self) {}
+
+    /// What the prefix cache took in and let go since the last call.
+    fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        Vec::new()
+    }
+
+    /// What the names of blocks start from.
+    fn identity(&self) -> [u8; 32] {
+        [0; 32]
+    }
 
     /// Buckets, counters and statistics now.
     fn status(&self) -> CoreStatus;
@@ -69,6 +122,8 @@ pub struct CoreStatus {
     pub cache: CacheStats,
     /// Each tier that is on, fastest first.
     pub tiers: Vec<(TierKind, TierStats)>,
+    /// What was transferred, for a core that takes part in that.
+    pub kv: Option<KvStats>,
 }
 
 /// A request that can never run, in words for its sender.

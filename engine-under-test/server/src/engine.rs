@@ -10,17 +10,25 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
-use pb_contract::{Clock, EngineConfig, EngineRequest, RequestId};
+use pb_contract::{Clock, EngineConfig, EngineRequest, RequestId, StepRow};
+use pb_core::disagg::KvTask;
 use tokio::sync::oneshot;
 
 use crate::collector::{Collector, Failure, Reader};
 use crate::core_api::{Core, CoreStatus};
+use crate::kv::KvFacts;
+use crate::kv_routes::{CacheLine, TransferLine};
 use crate::live::{LiveRequests, StepTimes};
 use crate::metrics::Metrics;
+use crate::options::ServerOptions;
 use crate::output::OutputState;
-use crate::steps::StepRing;
+use crate::steps::Ring;
 use crate::waits::LockWaits;
+
+/// How long the engine thread sleeps when all that it could do waits for blocks.
+const BLOCKED: Duration = Duration::from_millis(20);
 
 /// One choice of a request on its way to the engine.
 pub(crate) struct Member {
@@ -29,6 +37,8 @@ pub(crate) struct Member {
     pub(crate) request: EngineRequest,
     /// The text side.
     pub(crate) output: OutputState,
+    /// What of it is computed here.
+    pub(crate) task: KvTask,
 }
 
 enum Command {
@@ -38,6 +48,8 @@ enum Command {
     },
     Abort(Vec<RequestId>),
     Reset(oneshot::Sender<bool>),
+    /// The core has been told something by another thread.
+    Hear,
     AbortAll,
     Stop,
 }
@@ -48,7 +60,11 @@ pub(crate) struct Shared {
     metrics: Mutex<Metrics>,
     live_choices: AtomicUsize,
     dead: OnceLock<String>,
-    pub(crate) ring: StepRing,
+    pub(crate) ring: Ring<StepRow>,
+    pub(crate) transfers: Ring<TransferLine>,
+    pub(crate) cache_events: Ring<CacheLine>,
+    /// What others must know of this server, and the size of its blocks.
+    pub(crate) kv: Option<(KvFacts, usize)>,
     /// What handlers cost the engine thread.
     pub(crate) waits: LockWaits,
 }
@@ -97,19 +113,28 @@ impl EngineHandle {
     /// # Errors
     /// The system gives no thread.
     pub(crate) fn start(
-        core: Box<dyn Core>,
+        mut core: Box<dyn Core>,
         clock: Arc<dyn Clock>,
-        step_rows: usize,
-        max_live_choices: usize,
+        options: &ServerOptions,
     ) -> std::io::Result<(EngineHandle, EngineConfig, JoinHandle<()>)> {
         let config = core.config().clone();
         let (commands, inbox) = channel();
+        let waker = commands.clone();
+        core.record_cache_events();
+        core.set_waker(Box::new(move || {
+            // A stopped engine hears nothing.
+            let _ = waker.send(Command::Hear);
+        }));
+        let kv = options.kv.clone();
         let shared = Arc::new(Shared {
             status: Mutex::new(core.status()),
             metrics: Mutex::new(Metrics::new()),
             live_choices: AtomicUsize::new(0),
             dead: OnceLock::new(),
-            ring: StepRing::new(step_rows),
+            ring: Ring::new(options.step_rows),
+            transfers: Ring::new(options.kv_rows),
+            cache_events: Ring::new(options.kv_rows),
+            kv: kv.map(|facts| (facts, config.block_size)),
             waits: LockWaits::new(Arc::clone(&clock)),
         });
         let live = LiveRequests::new(Arc::clone(&shared));
@@ -119,6 +144,7 @@ impl EngineHandle {
             clock,
             live,
             shared: Arc::clone(&shared),
+            told: [0; 2],
         };
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
@@ -129,7 +155,7 @@ impl EngineHandle {
                 commands,
                 shared,
                 next_id,
-                max_live_choices,
+                max_live_choices: options.max_live_choices,
             },
             config,
             thread,
@@ -215,6 +241,8 @@ struct EngineLoop {
     clock: Arc<dyn Clock>,
     live: LiveRequests,
     shared: Arc<Shared>,
+    /// Numbers of the next row of a transfer and of the next change of the cache.
+    told: [u64; 2],
 }
 
 impl EngineLoop {
@@ -245,6 +273,9 @@ impl EngineLoop {
                 return false;
             };
             Some(command)
+        } else if self.core.is_blocked() {
+            // Trying again at once would only spin; whoever gives blocks back tells so.
+            self.inbox.recv_timeout(BLOCKED).ok()
         } else {
             self.inbox.try_recv().ok()
         };
@@ -259,11 +290,15 @@ impl EngineLoop {
         }
         if self.shared.dead.get().is_none() {
             self.shared.publish(&*self.core);
+            self.report();
             if self.core.has_work() {
                 self.shared.waits.take();
                 self.core
                     .set_lock_wait(waited + (self.clock.now() - before));
                 self.step();
+                if self.shared.dead.get().is_none() {
+                    self.hear();
+                }
             }
         }
         true
@@ -281,6 +316,7 @@ impl EngineLoop {
                     end: now,
                 };
                 self.shared.ring.push(step.row, &self.shared.waits);
+                self.report();
                 self.live.deliver(step.events, times, &mut *self.core);
             }
             Err(failure) if failure.failed.is_empty() => {
@@ -293,6 +329,34 @@ impl EngineLoop {
                 }
                 self.shared.publish(&*self.core);
             }
+        }
+    }
+
+    /// Shows what the core tells of its cache and its transfers.
+    fn report(&mut self) {
+        let [transfer, change] = &mut self.told;
+        for row in self.core.take_transfers() {
+            let line = TransferLine {
+                seq: *transfer,
+                row,
+            };
+            self.shared.transfers.push(line, &self.shared.waits);
+            *transfer += 1;
+        }
+        for event in self.core.take_cache_events() {
+            let line = CacheLine {
+                seq: *change,
+                event,
+            };
+            self.shared.cache_events.push(line, &self.shared.waits);
+            *change += 1;
+        }
+    }
+
+    /// Lets the core take what other threads have told, and ends the requests that fail by it.
+    fn hear(&mut self) {
+        for (id, reason) in self.core.hear() {
+            self.live.fail(id, &Failure::Transfer(reason));
         }
     }
 
@@ -315,6 +379,7 @@ impl EngineLoop {
                 // The client may have gone; the cache is empty all the same.
                 let _ = answer.send(success);
             }
+            Command::Hear => self.hear(),
             Command::AbortAll => {
                 let now = self.clock.now();
                 self.live.abort_all(now, &mut *self.core);
@@ -330,7 +395,7 @@ impl EngineLoop {
                 self.shared.released(members.len());
                 collector.fail(Failure::Engine(reason));
             }
-            Command::Abort(_) | Command::AbortAll | Command::Reset(_) => {}
+            Command::Abort(_) | Command::AbortAll | Command::Reset(_) | Command::Hear => {}
             Command::Stop => return false,
         }
         true
@@ -340,17 +405,20 @@ impl EngineLoop {
     fn add(&mut self, members: Vec<Member>, collector: Arc<Collector>) {
         let mut requests = Vec::with_capacity(members.len());
         for (choice, member) in members.into_iter().enumerate() {
-            self.live.insert(
-                &member.request,
-                choice,
-                member.output,
-                Arc::clone(&collector),
-            );
-            requests.push(member.request);
+            let Member {
+                request,
+                output,
+                task,
+            } = member;
+            let hands_off = task == KvTask::HandOff;
+            let collector = Arc::clone(&collector);
+            self.live
+                .insert(&request, choice, output, hands_off, collector);
+            requests.push((request, task));
         }
-        let ids: Vec<RequestId> = requests.iter().map(|request| request.id).collect();
-        for request in requests {
-            if let Err(refusal) = self.core.add(request) {
+        let ids: Vec<RequestId> = requests.iter().map(|(request, _)| request.id).collect();
+        for (request, task) in requests {
+            if let Err(refusal) = self.core.add_part(request, task) {
                 for id in ids {
                     self.core.abort(id);
                     self.live.forget(id);

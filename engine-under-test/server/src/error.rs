@@ -146,6 +146,10 @@ impl From<Failure> for ApiError {
                 ApiError::unavailable("Too many requests are in flight; try again later.")
             }
             Failure::Engine(message) => ApiError::internal(message),
+            Failure::Transfer(message) => {
+                let status = StatusCode::SERVICE_UNAVAILABLE;
+                ApiError::new(status, "kv_transfer_failed", message)
+            }
         }
     }
 }

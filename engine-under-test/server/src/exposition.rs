@@ -7,6 +7,7 @@ use pb_contract::{EngineConfig, PrefixCacheKind};
 use pb_tiers::TierStats;
 
 use crate::core_api::CoreStatus;
+use crate::kv_metrics;
 use crate::metrics::{Histogram, Metrics, STEP_PARTS};
 use crate::page::{Page, escaped};
 use crate::text::ServedAdapter;
@@ -40,6 +41,7 @@ impl Exposition<'_> {
         self.block_lives(&mut page);
         self.tiers(&mut page);
         self.swap(&mut page);
+        kv_metrics::write(&mut page, &self.status.counters, self.status.kv.as_ref());
         for (name, help, histogram) in self.latencies() {
             page.histogram(name, help, histogram);
         }

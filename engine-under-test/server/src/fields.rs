@@ -29,6 +29,8 @@ pub(crate) enum Rule {
     Objects,
     /// An object of booleans.
     Flags,
+    /// An object that is read elsewhere.
+    Object,
     /// Not implemented: any value but the ones that change nothing is refused.
     Neutral(Neutral),
 }
@@ -79,6 +81,7 @@ const COMMON: &[Field] = &[
     ("cache_salt", Rule::Text),
     ("priority", Rule::Int(i64::MIN, i64::MAX)),
     ("return_token_ids", Rule::Bool),
+    ("kv_transfer_params", Rule::Object),
     ("add_special_tokens", Rule::Bool),
     ("presence_penalty", Rule::Neutral(Neutral::Number(0.0))),
     ("frequency_penalty", Rule::Neutral(Neutral::Number(0.0))),
@@ -190,6 +193,7 @@ fn check_one(name: &str, rule: Rule, value: Value) -> Result<Value, ApiError> {
         {
             return Err(refuse("must be a list of objects"));
         }
+        Rule::Object if !value.is_object() => return Err(refuse("must be an object")),
         Rule::Flags => {
             let flag = |v: &Value| v.is_boolean() || v.is_null();
             if !value

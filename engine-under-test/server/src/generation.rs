@@ -10,6 +10,7 @@ use crate::collector::{Failure, Finish, Piece, Reader};
 use crate::engine::Member;
 use crate::error::ApiError;
 use crate::job::Common;
+use crate::kv::KvRequest;
 use crate::output::OutputState;
 
 /// The choices of one request while they are generated. Choice `i` belongs to prompt `i / n`.
@@ -23,6 +24,10 @@ pub(crate) struct Generation {
     /// Output tokens by choice.
     output_tokens: Vec<u32>,
     open: usize,
+    /// News that came before the answer began.
+    early: Option<Vec<(usize, Piece)>>,
+    /// Characters of text that another engine has given out.
+    given_chars: usize,
     /// Leave the output out: only the prompt was asked for.
     prompt_only: bool,
 }
@@ -46,7 +51,11 @@ impl Generation {
     ) -> Result<Self, ApiError> {
         app.check_vocabulary("stop_token_ids", &common.params.stop_token_ids)?;
         app.check_priority(common.priority)?;
+        if let KvRequest::Take(params) = &common.kv {
+            app.check_vocabulary("kv_transfer_params", &[params.first_token])?;
+        }
         let mut members = Vec::with_capacity(prompts.len().saturating_mul(common.n));
+        let mut given_chars = 0;
         for prompt in prompts {
             let max_tokens =
                 app.output_room(prompt.ids.len(), common.max_tokens, length.default)?;
@@ -63,6 +72,9 @@ impl Generation {
                 let mut one = member(app, prompt, common, max_tokens, choice, arrival);
                 // The prompt is computed once. Ids count from zero until the submission.
                 one.request.fork_of = (choice > 0).then_some(RequestId(first));
+                if let KvRequest::Take(params) = &common.kv {
+                    given_chars = one.output.prime(params.first_token).chars().count();
+                }
                 members.push(one);
             }
         }
@@ -73,8 +85,11 @@ impl Generation {
             n: common.n,
             prompt_tokens: prompts.iter().map(count).collect(),
             cached_tokens: vec![0; prompts.len()],
-            output_tokens: vec![0; open],
+            // The first token of a request that goes on here counts.
+            output_tokens: vec![u32::from(matches!(common.kv, KvRequest::Take(_))); open],
             open,
+            early: None,
+            given_chars,
             prompt_only: length.prompt_only,
         })
     }
@@ -84,8 +99,24 @@ impl Generation {
         choice / self.n
     }
 
+    /// Characters of text that another engine has given out.
+    pub(crate) fn given_chars(&self) -> usize {
+        self.given_chars
+    }
+
+    /// Waits for the first news, so that a failure before them can still be the answer's status.
+    pub(crate) async fn wait_for_start(&mut self) -> Result<(), Failure> {
+        if let Some(news) = self.next().await {
+            self.early = Some(news?);
+        }
+        Ok(())
+    }
+
     /// Waits for news; none when every choice has ended.
     pub(crate) async fn next(&mut self) -> Option<Result<Vec<(usize, Piece)>, Failure>> {
+        if let Some(early) = self.early.take() {
+            return Some(Ok(early));
+        }
         if self.open == 0 {
             return None;
         }
@@ -185,7 +216,11 @@ fn member(
         Arc::clone(&common.stop),
         common.params.min_tokens,
     );
-    Member { request, output }
+    Member {
+        request,
+        output,
+        task: common.kv.task(),
+    }
 }
 
 /// The one token that is computed for its prompt's sake is not part of the answer.

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 use crate::body;
 use crate::error::ApiError;
 use crate::fields;
+use crate::kv::KvRequest;
 use crate::stop::StopSet;
 use crate::text::ChatTurn;
 
@@ -33,6 +34,8 @@ pub(crate) struct Common {
     pub(crate) cache_salt: Option<String>,
     pub(crate) return_token_ids: bool,
     pub(crate) add_special_tokens: Option<bool>,
+    /// Who computes what.
+    pub(crate) kv: KvRequest,
 }
 
 /// A completion to make.
@@ -142,6 +145,7 @@ impl Common {
         };
         let (include_usage, continuous) =
             (option("include_usage"), option("continuous_usage_stats"));
+        let kv = KvRequest::parse(fields.remove("kv_transfer_params"))?;
         let best_of = fields.remove("best_of");
         let priority = fields.remove("priority").and_then(|v| v.as_i64());
         let wire: SamplingFields = serde_json::from_value(Value::Object(fields))
@@ -183,7 +187,18 @@ impl Common {
             cache_salt: wire.cache_salt,
             return_token_ids: wire.return_token_ids.unwrap_or(false),
             add_special_tokens: wire.add_special_tokens,
+            kv,
         })
+    }
+
+    /// Whether the request goes on after a first token of another engine, which then has told
+    /// everything about the prompt.
+    pub(crate) fn go_on(&mut self) -> bool {
+        let taken = matches!(self.kv, KvRequest::Take(_));
+        if taken {
+            self.params.prompt_logprobs = None;
+        }
+        taken
     }
 
     /// The name that the answer carries: the adapter's, or the model's.

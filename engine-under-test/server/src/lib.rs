@@ -8,7 +8,9 @@
 //!
 //! Paths: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`, `/metrics`
 //! (Prometheus), `/tokenize`, `/detokenize`, `/reset_prefix_cache`, `/server_info` and
-//! `/steps/stream?from=N` (step rows as they happen, one JSON object a line).
+//! `/steps/stream?from=N` (step rows as they happen, one JSON object a line). For routers and for
+//! disaggregation: `/worker`, `/kv_events?since=SEQ`, `/transfers?from=N`, and the field
+//! `kv_transfer_params` of a request (`docs/TRANSFER.md`).
 //!
 //! The name of a LoRA adapter in `model` chooses that adapter, `n` gives several choices of one
 //! computed prompt, and `priority` is heeded where the engine's queue is ordered by it.
@@ -41,6 +43,9 @@ mod exposition;
 mod fields;
 mod generation;
 mod job;
+mod kv;
+mod kv_metrics;
+mod kv_routes;
 mod live;
 mod logprobs;
 mod metrics;
@@ -62,6 +67,7 @@ mod waits;
 
 pub use adapters::TokenizerText;
 pub use core_api::{Core, CoreFailure, CoreStatus, CoreStep, Refusal};
+pub use kv::{KvFacts, KvRole, KvTransferParams};
 pub use options::ServerOptions;
 pub use serve::{ServeError, serve};
 pub use text::{ChatTurn, Detokenizer, ModelAssets, ServedAdapter, TextError, TextModel};

@@ -7,10 +7,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pb_contract::{EngineEvent, EngineRequest, FinishReason, Nanos, RequestId, TokenId};
+use pb_core::disagg::HandedOff;
 
 use crate::collector::{Collector, Failure, Finish, Piece, StopCause};
 use crate::core_api::Core;
 use crate::engine::Shared;
+use crate::kv::KvTransferParams;
 use crate::metrics::RequestTimes;
 use crate::output::OutputState;
 
@@ -20,6 +22,8 @@ struct Live {
     output: OutputState,
     times: RequestTimes,
     adapter: Option<String>,
+    /// Prompt tokens of a request that is to be decoded elsewhere.
+    hands_off: Option<usize>,
 }
 
 /// When a step began, and when its tokens were there.
@@ -44,6 +48,21 @@ impl Live {
             cause,
         });
         true
+    }
+}
+
+impl Live {
+    /// What the answer to a request that is to be decoded elsewhere says at its end: where its KV
+    /// is, or that there is nothing to decode.
+    fn transfer(
+        &self,
+        piece: &Piece,
+        over: Option<&HandedOff>,
+        shared: &Shared,
+    ) -> Option<KvTransferParams> {
+        let (prompt_tokens, first_token) = (self.hands_off?, *piece.tokens.first()?);
+        let (facts, block_size) = shared.kv.as_ref()?;
+        Some(facts.params(*block_size, (prompt_tokens, first_token), over))
     }
 }
 
@@ -76,6 +95,7 @@ impl LiveRequests {
         request: &EngineRequest,
         choice: usize,
         output: OutputState,
+        hands_off: bool,
         collector: Arc<Collector>,
     ) {
         let live = Live {
@@ -84,6 +104,7 @@ impl LiveRequests {
             output,
             times: RequestTimes::new(request.arrival),
             adapter: request.adapter.clone(),
+            hands_off: hands_off.then_some(request.prompt.len()),
         };
         if let Some(adapter) = &live.adapter {
             self.shared.count().adapter_waits(adapter);
@@ -104,6 +125,7 @@ impl LiveRequests {
         core: &mut dyn Core,
     ) {
         let last_words = LastWords::of(&events);
+        let handed = core.take_handed_off();
         let mut news: BTreeMap<RequestId, Piece> = BTreeMap::new();
         for (at, event) in events.into_iter().enumerate() {
             let id = id_of(&event);
@@ -134,6 +156,7 @@ impl LiveRequests {
                     self.shared.count().token(&mut live.times, step.end);
                     piece.logprobs.extend(logprobs);
                     if live.token(token, last_words.contains(id, at), piece) {
+                        piece.transfer = live.transfer(piece, None, &self.shared);
                         core.abort(id);
                         self.shared.publish(core);
                     }
@@ -141,7 +164,12 @@ impl LiveRequests {
                 EngineEvent::Finished {
                     reason, stop_token, ..
                 } => {
-                    piece.text.push_str(&live.output.flush());
+                    let over = handed.iter().find(|over| over.id == id);
+                    // What is held back is for whoever goes on with the request to decide.
+                    if over.is_none() {
+                        piece.text.push_str(&live.output.flush());
+                    }
+                    piece.transfer = live.transfer(piece, over, &self.shared);
                     let cause = stop_token.map(StopCause::Token);
                     piece.finish = Some(Finish { reason, cause });
                 }

@@ -5,6 +5,8 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use pb_contract::Nanos;
 
+use crate::kv::KvFacts;
+
 /// How to serve.
 #[derive(Clone)]
 pub struct ServerOptions {
@@ -45,6 +47,10 @@ pub struct ServerOptions {
     pub unix_at_start_s: u64,
     /// Seed of the response ids.
     pub id_seed: u64,
+    /// How the server takes part in disaggregation, if it does; the core must be able to.
+    pub kv: Option<KvFacts>,
+    /// Changes of the prefix cache and rows of transfers kept for those who ask.
+    pub kv_rows: usize,
 }
 
 impl Default for ServerOptions {
@@ -67,6 +73,8 @@ impl Default for ServerOptions {
             grace: Nanos::from_secs(10),
             unix_at_start_s: 0,
             id_seed: 0,
+            kv: None,
+            kv_rows: 65_536,
         }
     }
 }
@@ -92,6 +100,8 @@ impl fmt::Debug for ServerOptions {
             .field("grace", &self.grace)
             .field("unix_at_start_s", &self.unix_at_start_s)
             .field("id_seed", &self.id_seed)
+            .field("kv", &self.kv)
+            .field("kv_rows", &self.kv_rows)
             .finish()
     }
 }

@@ -48,6 +48,12 @@ impl OutputState {
         (text, stop.map(|number| self.stops.stop(number).to_owned()))
     }
 
+    /// Takes a token in that another engine has given out; gives the text that went with it. What
+    /// is held back of it comes with later tokens.
+    pub(crate) fn prime(&mut self, token: TokenId) -> String {
+        self.push(token, false).0
+    }
+
     /// The text still held back, when generation ends without a stop string. Bytes of an
     /// incomplete character are dropped, as vLLM drops them.
     pub(crate) fn flush(&mut self) -> String {

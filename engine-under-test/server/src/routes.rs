@@ -1,17 +1,13 @@
 //! Paths, authorisation, and the small endpoints.
 
-use std::convert::Infallible;
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{StatusCode, header};
 use axum::middleware::{self, Next};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
 use axum::{Json, Router};
-use bytes::Bytes;
-use futures_util::stream;
 use pb_contract::TokenId;
 use pb_contract::wire::{DetokenizeResponse, Prompt};
 use serde::Serialize;
@@ -22,8 +18,7 @@ use crate::body::RawBody;
 use crate::budget::Share;
 use crate::error::ApiError;
 use crate::exposition::Exposition;
-use crate::phase::Phase;
-use crate::{body, chat, completions, job};
+use crate::{body, chat, completions, job, kv_routes};
 
 /// Fields of `/tokenize` and `/detokenize` beside the text or the tokens.
 const SMALL_FIELDS: [&str; 5] = [
@@ -47,6 +42,9 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .route("/server_info", get(server_info))
         .route("/steps/stream", get(steps))
+        .route("/kv_events", get(kv_routes::kv_events))
+        .route("/worker", get(kv_routes::worker))
+        .route("/transfers", get(kv_routes::transfers))
         .fallback(async || ApiError::no_such_path())
         .method_not_allowed_fallback(async || ApiError::wrong_method())
         .layer(middleware::from_fn_with_state(Arc::clone(&app), authorize))
@@ -282,52 +280,6 @@ async fn detokenize(
 /// Step rows as they come, one JSON object a line, from step `from` on. A line
 /// `{"dropped":k}` stands where `k` rows were gone before they could be read.
 async fn steps(State(app): State<Arc<App>>, request: Request) -> Result<Response, ApiError> {
-    let from = from_query(request.uri().query().unwrap_or_default())?;
-    let rows = app.engine.shared().ring.watch();
-    let state = (app.phase.clone(), rows, from, app);
-    let chunks = stream::unfold(state, |(mut phase, mut rows, from, app)| async move {
-        loop {
-            rows.borrow_and_update();
-            let read = app.engine.shared().ring.read(from);
-            if !read.rows.is_empty() {
-                let bytes = Bytes::from(step_lines(read.dropped, &read.rows));
-                return Some((
-                    Ok::<Bytes, Infallible>(bytes),
-                    (phase, rows, read.next, app),
-                ));
-            }
-            if *phase.borrow_and_update() >= Phase::Draining || app.engine.dead().is_some() {
-                return None;
-            }
-            tokio::select! {
-                changed = rows.changed() => changed.ok()?,
-                changed = phase.changed() => changed.ok()?,
-            }
-        }
-    });
-    let kind = [(header::CONTENT_TYPE, "application/x-ndjson")];
-    Ok((kind, Body::from_stream(chunks)).into_response())
-}
-
-fn step_lines(dropped: u64, rows: &[pb_contract::StepRow]) -> Vec<u8> {
-    let mut lines = Vec::new();
-    if dropped > 0 {
-        lines.extend_from_slice(format!("{{\"dropped\":{dropped}}}\n").as_bytes());
-    }
-    for row in rows {
-        // OK because a Vec takes every write and a row has string keys only.
-        serde_json::to_writer(&mut lines, row).unwrap();
-        lines.push(b'\n');
-    }
-    lines
-}
-
-fn from_query(query: &str) -> Result<u64, ApiError> {
-    let value = query.split('&').find_map(|pair| pair.strip_prefix("from="));
-    match value {
-        None => Ok(0),
-        Some(value) => value.parse().map_err(|_| {
-            ApiError::value("from", "from must be a step number", &Value::from(value))
-        }),
-    }
+    let from = kv_routes::number(request.uri().query(), "from")?;
+    Ok(kv_routes::stream_rows(app, from, |shared| &shared.ring))
 }

@@ -67,10 +67,10 @@ pub async fn serve(
     let bind = |source| ServeError::Bind { address, source };
     let listener = TcpListener::bind(address).await.map_err(bind)?;
     let bound = listener.local_addr().map_err(bind)?;
-    let (step_rows, live) = (options.step_rows, options.max_live_choices);
     let kv_pool_bytes = core.kv_pool_bytes();
-    let (engine, config, thread) = EngineHandle::start(core, Arc::clone(&clock), step_rows, live)
-        .map_err(ServeError::Thread)?;
+    let identity = core.identity();
+    let started = EngineHandle::start(core, Arc::clone(&clock), &options);
+    let (engine, config, thread) = started.map_err(ServeError::Thread)?;
     let (phase, phases) = watch::channel(Phase::Serving);
     let limits = Limits {
         connections: options.max_connections,
@@ -88,6 +88,7 @@ pub async fn serve(
         engine: engine.clone(),
         config,
         kv_pool_bytes,
+        identity,
         assets,
         options,
         clock,

@@ -10,6 +10,7 @@ use pb_contract::wire::{CompletionLogprobs, PromptLogprobEntry, Usage};
 use serde::Serialize;
 
 use crate::collector::StopCause;
+use crate::kv::KvTransferParams;
 
 /// Always null.
 pub(crate) type Null = Option<()>;
@@ -42,6 +43,8 @@ pub(crate) struct Completion<'a> {
     pub(crate) service_tier: Null,
     pub(crate) system_fingerprint: &'static str,
     pub(crate) usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kv_transfer_params: Option<KvTransferParams>,
 }
 
 /// A choice of a whole completion.
@@ -72,6 +75,9 @@ pub(crate) struct Event<'a, C> {
     pub(crate) prompt_token_ids: Option<Option<Vec<TokenId>>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) system_fingerprint: Option<&'static str>,
+    /// In the last event of a request that is to be decoded elsewhere.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kv_transfer_params: Option<KvTransferParams>,
 }
 
 /// A choice of a completion event.
@@ -99,6 +105,8 @@ pub(crate) struct Chat<'a> {
     pub(crate) usage: Usage,
     pub(crate) prompt_logprobs: Option<Vec<PromptLogprobEntry>>,
     pub(crate) prompt_token_ids: Option<Vec<TokenId>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kv_transfer_params: Option<KvTransferParams>,
 }
 
 /// A choice of a whole chat completion.

@@ -1,4 +1,4 @@
-//! The live stream of step rows.
+//! The live streams of the engine thread: rows of steps, rows of transfers, changes of the cache.
 //!
 //! The engine thread must not wait for whoever watches it, so rows go into a bounded ring and a
 //! watcher that is too slow is told how many rows it missed instead of being given fewer rows
@@ -15,17 +15,29 @@ use crate::waits::LockWaits;
 /// Rows that one read takes at most, so that a chunk of the response stays small.
 const ROWS_PER_READ: usize = 256;
 
-struct Rows {
-    rows: VecDeque<StepRow>,
+/// A row that knows its number.
+pub(crate) trait Numbered: Clone {
+    /// Its number; the next row's is larger.
+    fn number(&self) -> u64;
+}
+
+impl Numbered for StepRow {
+    fn number(&self) -> u64 {
+        self.step
+    }
+}
+
+struct Rows<R> {
+    rows: VecDeque<R>,
     /// Number of the first row ever pushed.
     first: Option<u64>,
     /// Number of the last row that fell out.
     fallen: Option<u64>,
 }
 
-/// The last rows of the engine.
-pub(crate) struct StepRing {
-    rows: Mutex<Rows>,
+/// The last rows of one kind.
+pub(crate) struct Ring<R> {
+    rows: Mutex<Rows<R>>,
     capacity: usize,
     /// Changes with every row; watchers wait on it.
     version: watch::Sender<u64>,
@@ -33,23 +45,23 @@ pub(crate) struct StepRing {
 
 /// What a watcher reads.
 #[derive(Debug, PartialEq)]
-pub(crate) struct StepRead {
+pub(crate) struct Read<R> {
     /// Rows from the asked number on that are gone.
     pub(crate) dropped: u64,
     /// Rows, oldest first.
-    pub(crate) rows: Vec<StepRow>,
+    pub(crate) rows: Vec<R>,
     /// What to ask for next.
     pub(crate) next: u64,
 }
 
-impl StepRing {
+impl<R: Numbered> Ring<R> {
     pub(crate) fn new(capacity: usize) -> Self {
         let rows = Rows {
             rows: VecDeque::new(),
             first: None,
             fallen: None,
         };
-        StepRing {
+        Ring {
             rows: Mutex::new(rows),
             capacity: capacity.max(1),
             version: watch::Sender::new(0),
@@ -57,13 +69,13 @@ impl StepRing {
     }
 
     /// Adds the next row; numbers must increase. For the engine thread, whose waits are counted.
-    pub(crate) fn push(&self, row: StepRow, waits: &LockWaits) {
+    pub(crate) fn push(&self, row: R, waits: &LockWaits) {
         let mut state = waits.lock(&self.rows);
-        state.first.get_or_insert(row.step);
+        state.first.get_or_insert(row.number());
         if state.rows.len() == self.capacity
             && let Some(old) = state.rows.pop_front()
         {
-            state.fallen = Some(old.step);
+            state.fallen = Some(old.number());
         }
         state.rows.push_back(row);
         drop(state);
@@ -76,29 +88,34 @@ impl StepRing {
     }
 
     /// Rows whose number is at least `from`.
-    pub(crate) fn read(&self, from: u64) -> StepRead {
+    pub(crate) fn read(&self, from: u64) -> Read<R> {
         let state = self.lock();
         let wanted = from.max(state.first.unwrap_or(0));
         let dropped = state
             .fallen
             .map_or(0, |fallen| (fallen + 1).saturating_sub(wanted));
-        let start = state.rows.partition_point(|row| row.step < from);
-        let rows: Vec<StepRow> = state
+        let start = state.rows.partition_point(|row| row.number() < from);
+        let rows: Vec<R> = state
             .rows
             .iter()
             .skip(start)
             .take(ROWS_PER_READ)
-            .copied()
+            .cloned()
             .collect();
-        let next = rows.last().map_or(from, |row| row.step + 1);
-        StepRead {
+        let next = rows.last().map_or(from, |row| row.number() + 1);
+        Read {
             dropped,
             rows,
             next,
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Rows> {
+    /// Number of the oldest row that is left; none when there is none.
+    pub(crate) fn oldest(&self) -> Option<u64> {
+        self.lock().rows.front().map(Numbered::number)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Rows<R>> {
         self.rows.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -120,10 +137,10 @@ mod tests {
 
     #[test]
     fn rows_that_fell_out_are_counted() {
-        let ring = StepRing::new(4);
+        let ring = Ring::new(4);
         assert_eq!(
             ring.read(0),
-            StepRead {
+            Read {
                 dropped: 0,
                 rows: vec![],
                 next: 0
@@ -136,7 +153,7 @@ mod tests {
         let rows = vec![row(7), row(8), row(9), row(10)];
         assert_eq!(
             ring.read(0),
-            StepRead {
+            Read {
                 dropped: 6,
                 rows: rows.clone(),
                 next: 11
@@ -144,7 +161,7 @@ mod tests {
         );
         assert_eq!(
             ring.read(5),
-            StepRead {
+            Read {
                 dropped: 2,
                 rows,
                 next: 11
@@ -152,7 +169,7 @@ mod tests {
         );
         assert_eq!(
             ring.read(9),
-            StepRead {
+            Read {
                 dropped: 0,
                 rows: vec![row(9), row(10)],
                 next: 11
@@ -160,7 +177,7 @@ mod tests {
         );
         assert_eq!(
             ring.read(11),
-            StepRead {
+            Read {
                 dropped: 0,
                 rows: vec![],
                 next: 11
@@ -170,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_long_backlog_is_read_in_parts_without_a_gap() {
-        let ring = StepRing::new(10_000);
+        let ring = Ring::new(10_000);
         for step in 0..1_000 {
             ring.push(row(step), &waits());
         }

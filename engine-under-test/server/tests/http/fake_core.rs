@@ -346,6 +346,7 @@ impl Core for FakeCore {
             },
             cache: self.cache,
             tiers: self.tiers.clone(),
+            kv: None,
         }
     }
 

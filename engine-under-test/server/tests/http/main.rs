@@ -5,6 +5,7 @@ mod adapters;
 mod auth;
 mod choices;
 mod client;
+mod disagg;
 mod errors;
 mod fake_core;
 mod fake_text;

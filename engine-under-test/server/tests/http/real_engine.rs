@@ -18,8 +18,10 @@ use crate::fake_core::FakeCore;
 use crate::fake_core::Stage;
 use crate::setup::{Server, options, start_with};
 
-/// The engine with two adapters, after `change` of its configuration.
-fn engine_with(change: impl FnOnce(&mut EngineConfig)) -> (pb_core::Engine, ModelAssets) {
+/// A generated model with two adapters, and a configuration after `change`.
+pub(crate) fn model_with(
+    change: impl FnOnce(&mut EngineConfig),
+) -> (EngineParts, EngineConfig, ModelAssets) {
     let model = synth::model(Kind::Sharp, Size::Tiny, 3).unwrap();
     let mut config = FakeCore::new(&Stage::new(None), |_| unreachable!()).config;
     config.numerics = Numerics::Exact;
@@ -45,6 +47,12 @@ fn engine_with(change: impl FnOnce(&mut EngineConfig)) -> (pb_core::Engine, Mode
         adapters: Arc::new(AdapterSet::new(loaded).unwrap()),
         ..EngineParts::new(Arc::new(model.weights), [7; 32])
     };
+    (parts, config, assets)
+}
+
+/// The engine with two adapters, after `change` of its configuration.
+fn engine_with(change: impl FnOnce(&mut EngineConfig)) -> (pb_core::Engine, ModelAssets) {
+    let (parts, config, assets) = model_with(change);
     (parts.build(config).unwrap(), assets)
 }
 
