@@ -7,6 +7,7 @@
 
 pub mod ab;
 pub mod compare;
+pub mod diagnose;
 pub mod gate;
 pub mod leak;
 pub mod numerics;
