@@ -50,7 +50,7 @@ fn a_batch_is_the_reference_within_the_error_of_the_precision() {
         let naive = naive_rows(&weights, &prompts(), cache).unwrap();
         let verdict = judge(&got, &naive, &want);
         println!("{kv_dtype:?}: {verdict:?}");
-        assert!(verdict.passes() && verdict.decidable > 50, "{verdict:?}");
+        assert!(verdict.passes() && verdict.decidable > 40, "{verdict:?}");
     }
 }
 
