@@ -134,7 +134,7 @@ fn reports_overwrite_nothing_else() {
         "schema = 1\n[[limit]]\nmetric = \"ttft_p50\"\nmax = 400\n",
     );
     let link = dir.path().join("link.xml");
-    std::os::unix::fs::symlink(&path, &link).expect("a link");
+    std::os::unix::fs::symlink(dir.path().join("elsewhere"), &link).expect("a link");
     let within = format!("{}/report.md", b[0]);
     let before = std::fs::read(&path).expect("a policy");
     for (flag, place, needle) in [
