@@ -1,9 +1,13 @@
 //! Dynamo's cost of giving a request to a worker, in blocks.
 //!
-//! `cost = overlap_weight * max(active prefill + incoming prompt - credit, 0) + decode blocks
-//! + active_request_weight * active requests`, where the credit is the overlap of the prompt with
-//! the worker's cache. The older form, `overlap_score_weight * prefill_blocks + decode_blocks`, is
-//! the same with a full credit. (ai-dynamo/dynamo, docs: routing concepts.)
+//! ```text
+//! cost = overlap_weight * max(active prefill + incoming prompt - credit, 0)
+//!        + decode blocks + active_request_weight * active requests
+//! ```
+//!
+//! The credit is the overlap of the prompt with the worker's cache. The older form,
+//! `overlap_score_weight * prefill_blocks + decode_blocks`, is the same with a full credit.
+//! (ai-dynamo/dynamo, docs: routing concepts.)
 
 use pb_contract::Stream;
 

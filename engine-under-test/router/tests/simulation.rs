@@ -195,7 +195,10 @@ fn early_rejection_keeps_its_word_about_those_it_lets_in() {
         max_prefills: 10_000,
         ..RouterConfig::default()
     };
-    let options = options(&THREE_AND_TWO, 8000);
+    let options = SimOptions {
+        check_laws: false,
+        ..options(&THREE_AND_TWO, 8000)
+    };
     let report = simulate(&config, &options, &requests).unwrap();
     assert!(report.stats.refused_early > 0);
     let late = report

@@ -17,4 +17,8 @@ pub mod run;
 pub mod tasks;
 pub mod verdict;
 
+#[cfg(test)]
+#[path = "../../bench/src/schema/check.rs"]
+mod schema_check;
+
 pub use verdict::{Interval, Verdict};

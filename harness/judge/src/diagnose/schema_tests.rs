@@ -1,12 +1,10 @@
 //! The committed schema and the documents say the same.
 
-#[path = "../../../bench/src/schema/check.rs"]
-mod check;
-
 use serde_json::{Value, json};
 
 use super::tests::{case, streams};
 use super::*;
+use crate::schema_check as check;
 
 fn schema() -> Value {
     let text = include_str!("../../../../docs/schema/diagnose-1.schema.json");

@@ -30,9 +30,11 @@ fn good() -> Validation {
         faults: vec![FaultCheck {
             label: "RoPE +1".to_owned(),
             rejected: true,
+            required: true,
             evidence: "differs".to_owned(),
             config: None,
         }],
+        calibration: Vec::new(),
     }
 }
 

@@ -1,12 +1,10 @@
 //! The committed schemas and the documents say the same.
 
-#[path = "../../../bench/src/schema/check.rs"]
-mod check;
-
 use pb_stats::SplitMix64;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::schema_check as check;
 use crate::compare::synthetic::{Rig, arms};
 use crate::compare::{CompareRules, Run, compare};
 

@@ -405,7 +405,14 @@ fn behind_router(arm: &str, topology: &str, flags: Vec<String>) -> Result<Vec<St
     if let Err(why) = topology.parse::<Topology>() {
         bail!("arms.{arm}.topology = {topology:?}: {why}");
     }
-    let words = ["{program}", "router", "--host", "127.0.0.1", "--port", "{port}"];
+    let words = [
+        "{program}",
+        "router",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        "{port}",
+    ];
     let words = words.into_iter().chain(["--topology", topology, "--"]);
     Ok(words.map(String::from).chain(flags).collect())
 }

@@ -273,7 +273,10 @@ fn a_topology_starts_engines_behind_the_router() {
         (text("1P1D", "start = [\"x\", \"{port}\"]"), "leave one"),
     ] {
         let error = format!("{:#}", resolved(&text).unwrap_err());
-        assert!(error.contains("arms.split") && error.contains(part), "{error}");
+        assert!(
+            error.contains("arms.split") && error.contains(part),
+            "{error}"
+        );
     }
 }
 
