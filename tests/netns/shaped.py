@@ -14,8 +14,8 @@ of the whole prompt every 2 us per token.
 
 Checked, exit code 1 otherwise: a bulk transfer within 15 % of payload / bandwidth + delay; what
 layer-wise streaming exposes after the prefill within 25 % of max(all layers' slices less the
-compute of all layers but one, one slice) + delay; every byte right; a link that is cut ends both
-sides. Reported: from which prompt on streaming gives the first token earlier.
+compute of all layers but one, one slice) + delay, where there is no loss and 2 ms or more are
+predicted; every byte right; a link that is cut ends both sides. Reported: from which prompt on streaming gives the first token earlier.
 """
 import argparse, contextlib, json, math, os, shutil, subprocess, sys, time
 
@@ -25,6 +25,8 @@ SCALE = 64
 LAYERS, CELL_BYTES, BLOCK_TOKENS = 32, 1024, 16
 LAYER_NS_PER_TOKEN = 2000
 MTU = 9000
+# A shorter time is not judged: that processes wake up, some 0.3 ms, is in no prediction.
+JUDGED_FROM_MS = 2.0
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 PROGRAM = os.path.join(ROOT, "target", "release", "examples", "shaped")
 SHAPE = [f"layers={LAYERS}", "heads=1", "d_head=16", "blocks=512"]
@@ -243,7 +245,8 @@ def show(rows, crossings, cuts):
               f"{row['mean_ms']:>8.2f} ({row['low_ms']:>6.2f} .. {row['high_ms']:>6.2f}) "
               f"{row['ratio']:>6.3f}")
         margin = 0.15 if row["how"] == "bulk" else 0.25
-        if not row["loss"] and abs(row["ratio"] - 1) > margin:
+        judged = not row["loss"] and row["predicted_ms"] >= JUDGED_FROM_MS
+        if judged and abs(row["ratio"] - 1) > margin:
             bad.append(f"{row['gbps']} Gb/s, {row['tokens']} tokens, {row['how']}: "
                        f"{row['ratio']:.3f} of what was predicted")
     print("\nfirst token, streaming less bulk, ms (95 %):")
@@ -259,7 +262,7 @@ def show(rows, crossings, cuts):
                                                                             "peer_dead"):
         bad.append(f"a cut ended otherwise: {cuts}")
     for line in bad:
-        print(f"NOT MET: {line}")
+        print(f"not met: {line}")
     return not bad
 
 
