@@ -6,7 +6,8 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::process::Stdio;
 
-use common::{json, prefillbench, run, stderr, stdout};
+use common::{Server, json, prefillbench, run, stderr, stdout};
+use serde_json::Value;
 
 #[test]
 fn what_cannot_work_is_refused_with_the_option() {
@@ -105,4 +106,137 @@ fn the_simulation_compares_policies_and_repeats_itself() {
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"
     );
+}
+
+/// The router before workers that it starts; both end when its standard input closes.
+struct Routed {
+    child: std::process::Child,
+    address: String,
+}
+
+impl Routed {
+    fn start(topology: &str) -> Routed {
+        let mut child = prefillbench(&["router", "--port", "0", "--until-stdin-closes"])
+            .args(["--topology", topology, "--"])
+            .args(MODEL)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("the router starts");
+        let mut line = String::new();
+        let out = child.stdout.take().expect("a piped output");
+        BufReader::new(out).read_line(&mut line).expect("a line");
+        let rest = line
+            .strip_prefix("listening on http://")
+            .expect("a ready line");
+        let address = rest
+            .split_whitespace()
+            .next()
+            .expect("an address")
+            .to_owned();
+        Routed { child, address }
+    }
+}
+
+impl Drop for Routed {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        let _ = self.child.wait();
+    }
+}
+
+const MODEL: [&str; 4] = ["--model", "synthetic-tiny", "--numerics", "exact"];
+
+/// Head and body of the answer to a completion.
+fn ask(address: &str, body: &str) -> (String, String) {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    let head = format!(
+        "POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).expect("written");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
+    (head.to_owned(), body.to_owned())
+}
+
+/// What an answer says, without what differs from one to the next.
+fn said(body: &str) -> Vec<Value> {
+    let lines = body
+        .lines()
+        .map(|line| line.strip_prefix("data: ").unwrap_or(line));
+    let documents = lines.filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    documents
+        .filter_map(|mut document| {
+            let map = document.as_object_mut()?;
+            for name in ["id", "created"] {
+                map.remove(name)?;
+            }
+            Some(document)
+        })
+        .collect()
+}
+
+#[test]
+fn two_workers_answer_as_one() {
+    let help = stdout(&run(&["serve", "--help"]));
+    if !help.contains("--role") {
+        // An engine without roles has nothing to split.
+        return;
+    }
+    let alone = Server::start(&MODEL);
+    let routed = Routed::start("1P1D");
+    // Blocks have 16 tokens.
+    for length in [1, 15, 16, 17, 32, 33, 70] {
+        let prompt: Vec<u32> = (0..length).map(|n| 10 + (n * 7 + length) % 200).collect();
+        for more in [
+            r#""max_tokens":1,"temperature":0"#,
+            r#""max_tokens":2,"temperature":0"#,
+            r#""max_tokens":20,"temperature":0,"ignore_eos":true"#,
+            r#""max_tokens":20,"temperature":1,"seed":5"#,
+        ] {
+            for stream in [false, true] {
+                let body = format!(
+                    r#"{{"prompt":{prompt:?},"stream":{stream},"stream_options":{{"include_usage":true}},{more}}}"#
+                );
+                let body = match stream {
+                    true => body,
+                    false => body.replace(r#""stream_options":{"include_usage":true},"#, ""),
+                };
+                let (head, answer) = ask(&routed.address, &body);
+                assert!(head.starts_with("HTTP/1.1 200"), "{body}: {head} {answer}");
+                assert!(head.contains("x-prefillbench-route: split"), "{head}");
+                let expected = said(&ask(&alone.address, &body).1);
+                let mut got = said(&answer);
+                // Both have the same prompts behind them, but blocks of a decode are the prefill
+                // worker's to find only where it has computed them.
+                let usage = |all: &mut Vec<Value>| {
+                    for one in all {
+                        if let Some(usage) = one["usage"].as_object_mut() {
+                            usage.remove("prompt_tokens_details");
+                        }
+                    }
+                };
+                let mut expected = expected;
+                usage(&mut got);
+                usage(&mut expected);
+                assert_eq!(text(&got), text(&expected), "{body}");
+                assert_eq!(got.last(), expected.last(), "{body}");
+            }
+        }
+    }
+}
+
+/// The text and the finish of an answer, however its events are cut.
+fn text(documents: &[Value]) -> (String, Option<String>) {
+    let choices = documents.iter().filter_map(|one| one["choices"].get(0));
+    let mut all = (String::new(), None);
+    for choice in choices {
+        all.0 += choice["text"].as_str().unwrap_or_default();
+        let finish = choice["finish_reason"].as_str().map(str::to_owned);
+        all.1 = finish.or(all.1);
+    }
+    all
 }

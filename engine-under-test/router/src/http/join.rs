@@ -98,13 +98,27 @@ fn finishes(choice: &Value) -> bool {
     choice.get("finish_reason").is_some_and(|f| !f.is_null())
 }
 
-fn unfinish(choice: &mut Value) {
-    if let Some(choice) = choice.as_object_mut() {
-        for name in ["finish_reason", "stop_reason"] {
-            if let Some(value) = choice.get_mut(name) {
-                *value = Value::Null;
-            }
+/// Makes the event that ends a prefill one in the middle of an answer.
+fn unfinish(event: &mut Map<String, Value>) {
+    let mut ended = false;
+    for choice in choices(event) {
+        ended |= finishes(choice);
+        let Some(choice) = choice.as_object_mut() else {
+            continue;
+        };
+        if let Some(reason) = choice.get_mut("finish_reason") {
+            *reason = Value::Null;
         }
+        // A chat has it in its last event only, a completion in each.
+        if choice.contains_key("delta") {
+            choice.shift_remove("stop_reason");
+        } else if let Some(reason) = choice.get_mut("stop_reason") {
+            *reason = Value::Null;
+        }
+    }
+    if ended {
+        // Of last events only, too.
+        event.shift_remove("system_fingerprint");
     }
 }
 
@@ -186,7 +200,7 @@ impl Joiner {
                 // Usage: that of the whole request comes from the decode worker.
                 return None;
             }
-            choices(&mut event).iter_mut().for_each(unfinish);
+            unfinish(&mut event);
             if self.forwarded && choices(&mut event).iter().all(says_nothing) {
                 return None;
             }
@@ -404,6 +418,24 @@ mod tests {
             [
                 r#"{"id":"p","choices":[],"usage":{"prompt_tokens":9,"completion_tokens":2,"prompt_tokens_details":{"cached_tokens":4}}}"#
             ]
+        );
+    }
+
+    #[test]
+    fn marks_of_a_last_event_go_with_its_finish() {
+        let told_of = |event: &str| {
+            let mut joiner = Joiner::default();
+            told(joiner.prefill(format!("{{{event},{P}false}}}}").as_bytes()))
+        };
+        let chat = r#""choices":[{"delta":{"content":"A"},"finish_reason":"length","stop_reason":null}],"system_fingerprint":"f""#;
+        assert_eq!(
+            told_of(chat),
+            [r#"{"choices":[{"delta":{"content":"A"},"finish_reason":null}]}"#]
+        );
+        let completion = r#""choices":[{"text":"A","finish_reason":"length","stop_reason":7}],"system_fingerprint":"f""#;
+        assert_eq!(
+            told_of(completion),
+            [r#"{"choices":[{"text":"A","finish_reason":null,"stop_reason":null}]}"#]
         );
     }
 
