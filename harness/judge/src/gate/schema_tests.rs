@@ -4,9 +4,9 @@ use pb_stats::SplitMix64;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::schema_check as check;
 use crate::compare::synthetic::{Rig, arms};
 use crate::compare::{CompareRules, Run, compare};
+use crate::schema_check as check;
 
 fn schema(text: &str) -> Value {
     serde_json::from_str(text).unwrap()
