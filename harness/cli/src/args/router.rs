@@ -45,7 +45,7 @@ pub(crate) struct RouterArgs {
     #[arg(long, conflicts_with_all = ["prefill", "decode", "mixed"])]
     pub(crate) topology: Option<Topology>,
     /// Flags of `serve` for the workers that are started.
-    #[arg(last = true, requires = "topology")]
+    #[arg(last = true)]
     pub(crate) serve: Vec<String>,
     /// Environment variable with the key that clients must send.
     #[arg(long, value_name = "VAR")]

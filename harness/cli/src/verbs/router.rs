@@ -21,6 +21,10 @@ pub(crate) fn run(args: &RouterArgs) -> Result<ExitCode> {
     if let Some(RouterWhat::Simulate(args)) = &args.what {
         return simulate::run(args);
     }
+    ensure!(
+        args.serve.is_empty() || args.topology.is_some(),
+        "flags after -- are for workers that are started here: give --topology too"
+    );
     let api_key = key("--api-key-env", args.api_key_env.as_deref())?;
     let worker_key = key("--worker-api-key-env", args.worker_api_key_env.as_deref())?;
     let folder = tempdir(args)?;
