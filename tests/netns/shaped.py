@@ -7,7 +7,7 @@ Needs root, `ip`, `tc` and /dev/net/tun; without them it says so and exits with 
 the kernel's (veth and tbf). Kernels without netem cannot delay or lose packets, so a forwarder of
 this script's own, between two tun devices, does (link.py).
 
-Payloads and rates are divided by SCALE alike, so every time is that of the full-size link: a
+Payloads and rates are divided by SCALE alike, so the link's times are those of the full size: a
 model with 32 layers and 64 KiB per layer and block of 16 tokens (8B, 8 KV heads, bf16) has 1 KiB
 here, and 1, 10 and 100 Gb/s are 15.6, 156 and 1562 Mb/s. The prefill is a clock that seals a layer
 of the whole prompt every 2 us per token.
@@ -25,7 +25,8 @@ SCALE = 64
 LAYERS, CELL_BYTES, BLOCK_TOKENS = 32, 1024, 16
 LAYER_NS_PER_TOKEN = 2000
 MTU = 9000
-# A shorter time is not judged: that processes wake up, some 0.3 ms, is in no prediction.
+# A shorter time is printed and not judged: how long a process waits for its turn on a machine of
+# two cores, up to some milliseconds, is in no prediction.
 JUDGED_FROM_MS = 2.0
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 PROGRAM = os.path.join(ROOT, "target", "release", "examples", "shaped")

@@ -53,7 +53,9 @@ impl Kv {
 /// Where the blocks of a request lie.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Layout {
-    /// Blocks with all their layers, in any order: an engine that has served for a while.
+    /// Blocks with all their layers, one after the other: an empty engine.
+    InOrder,
+    /// The same in any order: an engine that has served for a while.
     Scattered,
     /// A tensor for each layer, blocks in any order, as in vLLM.
     ScatteredLayers,
@@ -76,8 +78,8 @@ impl Payload {
                 Payload::Kv(LLAMA_8B, Layout::Scattered),
             ];
         }
-        let sizes = [4 << 10, 64 << 10, 1 << 20, 64 << 20];
-        let layouts = [Layout::Scattered, Layout::ScatteredLayers];
+        let sizes = [4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20];
+        let layouts = [Layout::InOrder, Layout::Scattered, Layout::ScatteredLayers];
         let caches = [SMOLLM2, LLAMA_8B]
             .into_iter()
             .flat_map(|kv| layouts.map(|layout| Payload::Kv(kv, layout)));
@@ -92,6 +94,7 @@ impl Payload {
         match self {
             Payload::Messages(bytes) if *bytes < 1 << 20 => format!("{} KiB", bytes >> 10),
             Payload::Messages(bytes) => format!("{} MiB", bytes >> 20),
+            Payload::Kv(kv, Layout::InOrder) => format!("{} in order", kv.name),
             Payload::Kv(kv, Layout::Scattered) => format!("{} scattered", kv.name),
             Payload::Kv(kv, Layout::ScatteredLayers) => format!("{} by layer", kv.name),
         }
@@ -125,7 +128,7 @@ impl Payload {
                 let cell = self.region().segment_bytes() as usize;
                 ((MESSAGES_BYTES / cell) as u32, false)
             }
-            Payload::Kv(kv, _) => (kv.blocks, true),
+            Payload::Kv(kv, layout) => (kv.blocks, *layout != Layout::InOrder),
         };
         let mut table: Vec<BlockId> = (0..blocks).map(BlockId).collect();
         let mut stream = Stream::new(1, "blocks");

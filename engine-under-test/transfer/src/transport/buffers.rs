@@ -1,7 +1,7 @@
 //! Payloads that are used again.
 //!
 //! A payload of a megabyte that is allocated for each frame is mapped, cleared and faulted in page
-//! by page, which costs more than reading it from a socket.
+//! by page, each time.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Mutex, PoisonError};
