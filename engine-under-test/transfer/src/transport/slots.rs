@@ -87,11 +87,13 @@ pub trait SlotStore: Send + 'static {
     fn write(&self, at: u64, bytes: &[u8]) -> Result<(), TransportError>;
 }
 
-/// Reads the peer's slots.
+/// Reads from an offset in the peer's slots on.
+type ReadSlots = Box<dyn FnMut(u64, &mut [u8]) -> Result<(), TransportError> + Send>;
+
+/// The peer's slots.
 pub(super) struct Theirs {
     pub(super) shape: Shape,
-    /// Reads from an offset on.
-    pub(super) read: Box<dyn FnMut(u64, &mut [u8]) -> Result<(), TransportError> + Send>,
+    pub(super) read: ReadSlots,
 }
 
 /// The slots of this side: which are free, and what lies in the others.
