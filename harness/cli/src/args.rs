@@ -4,6 +4,7 @@ mod bench;
 mod compare;
 mod engine;
 mod golden;
+mod kernels;
 mod leak;
 mod merge;
 mod mock;
@@ -26,6 +27,7 @@ pub(crate) use bench::{
 pub(crate) use compare::{CompareArgs, GateArgs, GateInitArgs, GateWhat};
 pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateArgs, TraceFormat};
 pub(crate) use golden::{GoldenArgs, GoldenWhat};
+pub(crate) use kernels::{KernelDevice, KernelsArgs};
 pub(crate) use leak::{LeakApi, LeakArgs, LeakUnit};
 pub(crate) use merge::MergeArgs;
 pub(crate) use mock::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};
@@ -61,6 +63,7 @@ const EXAMPLES: &str = "Examples:
   prefillbench gate --policy gate.toml --baseline old* --candidate new*
   prefillbench calc chunks --budget 512 --decodes 4 --prompt 2048
   prefillbench engine replay --script s.jsonl  the scheduler and cache alone, step by step
+  prefillbench kernels                         every kernel against f64, and its speed
   prefillbench trace inspect trace.jsonl       what a recorded workload holds
   prefillbench report results/RUN              render a run again, finished or not
 
@@ -132,6 +135,8 @@ pub(crate) enum Verb {
     Calc(CalcArgs),
     /// Replay schedules and simulate traces on the reference engine, without a model.
     Engine(EngineArgs),
+    /// Validate every kernel against f64, and time it beside what the machine can do.
+    Kernels(KernelsArgs),
     /// Inspect, check or convert a recorded workload.
     Trace(TraceArgs),
     /// Measure any OpenAI-compatible endpoint under a seeded load.

@@ -49,6 +49,7 @@ fn main() -> ExitCode {
         Verb::Golden(args) => verbs::golden::run(&args),
         Verb::Calc(args) => verbs::calc::run(&args),
         Verb::Engine(args) => verbs::engine::run(&args),
+        Verb::Kernels(args) => verbs::kernels::run(&args),
         Verb::Trace(args) => verbs::trace::run(&args),
         Verb::Bench(args) => verbs::bench::run(&args),
         Verb::Run(args) => verbs::run::run(&args),

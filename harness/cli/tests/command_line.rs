@@ -17,6 +17,7 @@ fn help_names_every_verb_and_gives_examples() {
         "validate",
         "calc",
         "engine",
+        "kernels",
         "trace",
         "bench",
         "run",

@@ -12,7 +12,7 @@ use pb_contract::{
 use super::names::{
     CACHES, EVICTIONS, HASHES, KV_DTYPES, NUMERICS, POLICIES, PREEMPTIONS, PRESETS, QUEUES, named,
 };
-use super::{positive, threads};
+use super::{KernelDevice, positive, threads};
 use crate::size::ByteSize;
 
 /// Arguments of `serve`.
@@ -23,6 +23,7 @@ use crate::size::ByteSize;
   prefillbench serve --model ./model.gguf --max-batched-tokens 256 --prefix-cache none
   prefillbench serve --model smollm2-135m --preset sglang --page-size 1
   prefillbench serve --model smollm2-135m --lora-modules sql=./sql-lora poems=./poems-lora
+  prefillbench serve --model smollm2-135m --device cuda --kv-dtype bf16
   prefillbench serve --model smollm2-135m --tier-host-bytes 2GiB --kv-bytes 256MiB
 
 What an option does not say, --config does; what that does not say, --preset does.
@@ -49,6 +50,9 @@ pub(crate) struct ServeArgs {
     /// Stop when standard input closes, so that no server outlives its harness.
     #[arg(long, hide = true)]
     pub(crate) until_stdin_closes: bool,
+    /// Where the forward pass runs; the cache of `cuda` and `emulated` is bf16, f16 or fp8-e4m3.
+    #[arg(long, value_enum, default_value_t = KernelDevice::Cpu)]
+    pub(crate) device: KernelDevice,
     /// TOML file with keys of the engine's configuration, as `/server_info` shows it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

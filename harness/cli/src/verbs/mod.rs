@@ -8,6 +8,7 @@ pub(crate) mod engine;
 pub(crate) mod gate;
 pub(crate) mod golden;
 pub(crate) mod guard;
+pub(crate) mod kernels;
 pub(crate) mod leak;
 pub(crate) mod merge;
 pub(crate) mod mock;

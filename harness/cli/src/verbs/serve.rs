@@ -11,6 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use pb_contract::WallClock;
 use pb_core::{Engine, EngineParts};
+use pb_gpu::DeviceKind;
 use pb_model::config::LlamaConfig;
 use pb_model::lora::{AdapterSet, LoraAdapter};
 use pb_server::{ModelAssets, ServedAdapter, ServerOptions, TokenizerText, serve};
@@ -18,9 +19,9 @@ use tokio::sync::watch;
 
 use self::config::ConfigFile;
 use super::quickstart::READY_PREFIX;
-use crate::args::{LoraModule, ServeArgs};
-use crate::model_source;
+use crate::args::{KernelDevice, LoraModule, ServeArgs};
 use crate::progress::Progress;
+use crate::{model_source, paths};
 
 /// Loads the model, starts the engine and serves until told to stop.
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
@@ -39,7 +40,13 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         adapters: Arc::new(adapters),
         ..EngineParts::new(Arc::new(obtained.model.weights), identity)
     };
-    let engine = parts.build(config).map_err(|e| anyhow!(e))?;
+    let engine = match device_kind(args.device) {
+        None => parts.build(config).map_err(|e| anyhow!(e))?,
+        Some(kind) => {
+            let cache = paths::home()?.join("kernels");
+            pb_gpu::engine(kind, &cache, &parts, config)?
+        }
+    };
     progress.clear();
     let assets = ModelAssets {
         text: Arc::new(TokenizerText::new(obtained.model.tokenizer, vocab)),
@@ -57,6 +64,15 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     };
     serve_until_stopped(engine, assets, options, args.until_stdin_closes)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The device as the executor names it; `None` is the CPU's own.
+fn device_kind(device: KernelDevice) -> Option<DeviceKind> {
+    match device {
+        KernelDevice::Cpu => None,
+        KernelDevice::Cuda => Some(DeviceKind::Cuda),
+        KernelDevice::Emulated => Some(DeviceKind::Emulated),
+    }
 }
 
 /// Serves until the process is asked to stop.

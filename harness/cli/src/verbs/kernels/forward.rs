@@ -1,0 +1,93 @@
+//! Forward passes of a model on the device: in chunks against whole, and against f64.
+
+use anyhow::{Result, ensure};
+use half::bf16;
+use pb_contract::{KvDtype, Numerics, Stream, TokenId};
+use pb_gpu::check::{Cut, ForwardCheck, chunked_against_whole};
+use pb_gpu::{GpuOptions, rounded};
+use pb_kernels_cuda::{Device, KernelError};
+use pb_model::Weights;
+use pb_model::config::LlamaConfig;
+use pb_model::synth::{self, Kind, Size};
+
+use crate::args::KernelsArgs;
+use crate::model_source;
+use crate::progress::Progress;
+
+/// Tokens of a block.
+const BLOCK_SIZE: usize = 16;
+
+/// Chunks at and beside a block, with single tokens behind.
+const CUTS: [Cut; 3] = [
+    Cut {
+        chunk: 16,
+        singles: 2,
+    },
+    Cut {
+        chunk: 17,
+        singles: 4,
+    },
+    Cut {
+        chunk: 5,
+        singles: 1,
+    },
+];
+
+/// The generated model that the kernels take: theirs are heads of 64.
+fn synthetic() -> Weights {
+    let config = LlamaConfig {
+        hidden: 256,
+        layers: 3,
+        q_heads: 6,
+        kv_heads: 2,
+        d_head: 64,
+        ffn: 512,
+        ..synth::config(Size::Tiny)
+    };
+    synth::weights(Kind::Sharp, &config, 1)
+}
+
+/// Prompts of random tokens: the longest, one of half its length, one of a few tokens.
+fn prompts(vocab: usize, longest: usize, count: usize) -> Vec<Vec<TokenId>> {
+    let one = |(seed, len): (u64, usize)| {
+        let mut stream = Stream::new(seed, "kernels.prompt");
+        (0..len)
+            .map(|_| stream.below(vocab as u64) as TokenId)
+            .collect()
+    };
+    let lens = [longest, longest.div_ceil(2), longest.min(5)];
+    (1..).zip(lens).take(count).map(one).collect()
+}
+
+/// Checks the model that `args` name on devices that `open` opens.
+pub(super) fn run<D: Device + Send + 'static>(
+    args: &KernelsArgs,
+    progress: &Progress,
+    open: &mut dyn FnMut() -> Result<D, KernelError>,
+    each: &mut dyn FnMut(ForwardCheck),
+) -> Result<()> {
+    let (name, longest) = (args.model.as_str(), args.prompt_len);
+    let weights = match name {
+        "synthetic" => synthetic(),
+        _ => model_source::obtain(name, progress)?.model.weights,
+    };
+    let context = weights.config.max_position;
+    ensure!(
+        longest <= context,
+        "--prompt-len {longest}: the model's context is {context}"
+    );
+    let weights = rounded::<bf16>(&weights);
+    let prompts = prompts(weights.config.vocab, longest, args.prompts);
+    let options = GpuOptions {
+        numerics: Numerics::Exact,
+        kv_dtype: KvDtype::Bf16,
+        block_size: BLOCK_SIZE,
+        num_blocks: prompts.len() * longest.div_ceil(BLOCK_SIZE),
+        kv_scales: None,
+    };
+    progress.phase(format!("forward passes of {name}: the f64 reference"));
+    let mut make = |options: &GpuOptions| pb_gpu::build(open()?, &weights, options);
+    let cuts = if args.whole_only { &[] } else { &CUTS[..] };
+    chunked_against_whole(&weights, &options, &prompts, cuts, &mut make, each)?;
+    Ok(())
+}
