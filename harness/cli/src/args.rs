@@ -153,7 +153,7 @@ pub(crate) enum Verb {
     Leak(Box<LeakArgs>),
     /// Serve scripted streams with known times, faults and a pretended cache.
     Mock(Box<MockArgs>),
-    /// Render a run or a whole suite, finished or interrupted; show what differs between runs.
+    /// Render a run or a suite again, also an interrupted one; show how two runs differ.
     Report(ReportArgs),
     /// Print a shell completion script.
     Completions(CompletionsArgs),

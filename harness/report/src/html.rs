@@ -10,9 +10,11 @@ use pb_record::{RunData, visible};
 use serde::Serialize;
 
 use crate::ReportError;
+use crate::format::escape;
 use crate::plots::ecdf::{Series, Share};
 use crate::plots::{self, Figure};
 use crate::sections::{Detail, Section, sections};
+use crate::table::Table;
 use crate::tone::Tone;
 
 const TEMPLATE: &str = include_str!("report.html.j2");
@@ -39,8 +41,8 @@ pub(crate) struct Page {
 pub(crate) struct HtmlSection {
     title: String,
     text: Vec<String>,
-    tables: Vec<String>,
-    figures: Vec<Figure>,
+    /// Tables and pictures in their order, as HTML.
+    blocks: Vec<String>,
 }
 
 /// Renders the page.
@@ -84,21 +86,38 @@ pub(crate) fn html_section(
     let (mine, others): (Vec<_>, Vec<_>) =
         figures.drain(..).partition(|(key, _)| *key == section.key);
     *figures = others;
+    let tables = section.tables.iter().map(Table::html);
+    let figures = mine.iter().map(|(_, figure)| figure_html(figure));
+    headed(section, tables.chain(figures).collect())
+}
+
+/// A section of which each table has its picture below it, when there is one.
+pub(crate) fn interleaved(section: &Section, figures: &[Option<Figure>]) -> HtmlSection {
+    let mut blocks = Vec::new();
+    for (number, table) in section.tables.iter().enumerate() {
+        blocks.push(table.html());
+        let figure = figures.get(number).and_then(Option::as_ref);
+        blocks.extend(figure.map(figure_html));
+    }
+    headed(section, blocks)
+}
+
+fn headed(section: &Section, blocks: Vec<String>) -> HtmlSection {
     HtmlSection {
         title: visible(&section.title),
         text: section.text.iter().map(|line| visible(line)).collect(),
-        tables: section.tables.iter().map(|table| table.html()).collect(),
-        figures: mine.into_iter().map(|(_, figure)| shown(figure)).collect(),
+        blocks,
     }
 }
 
-/// A figure whose words are safe to show; its picture was made so already.
-fn shown(figure: Figure) -> Figure {
-    Figure {
-        title: visible(&figure.title),
-        caption: visible(&figure.caption),
-        svg: figure.svg,
-    }
+/// A figure; its picture was made safe to show already.
+fn figure_html(figure: &Figure) -> String {
+    format!(
+        "<figure>\n<h3>{}</h3>\n{}<figcaption>{}</figcaption>\n</figure>\n",
+        escape(&figure.title),
+        figure.svg,
+        escape(&figure.caption)
+    )
 }
 
 /// The pictures, each with the key of the section in which it stands.

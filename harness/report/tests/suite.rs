@@ -88,7 +88,7 @@ fn a_whole_suite_reads_from_validity_down() {
 fn maps_show_medians_and_ranges_worked_out_by_hand() {
     let page = open("maps", &suite()).html().unwrap();
     // Load 8 (l = 1), budget 64 (n = 0): 350, 360, 370, 380; budget 256: 250 to 280; 1024: 150 to
-    // 180. The best of a row is starred.
+    // 180. The best of a load is starred.
     let cells = row(&page, "TTFT p50 of long, ms", "rate=8");
     assert_eq!(
         cells,

@@ -12,10 +12,8 @@ pub(crate) mod step_cost;
 pub(crate) mod step_time;
 pub(crate) mod timeline;
 
-use serde::Serialize;
-
 /// A picture with its heading and the sentence under it.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Figure {
     /// Heading.
     pub title: String,

@@ -99,7 +99,7 @@ fn table(front: &Front<'_>) -> Table {
     let headers = [
         "#".to_owned(),
         "arm".to_owned(),
-        "by the medians".to_owned(),
+        "by the medians (in blocks)".to_owned(),
         format!("{}{}", x.words(), x.unit()),
         format!("{}{}", y.words(), y.unit()),
         "unbeaten in blocks".to_owned(),
@@ -113,7 +113,7 @@ fn table(front: &Front<'_>) -> Table {
                 None => "on the front".to_owned(),
                 Some(by) => {
                     let (in_blocks, of) = standing.in_blocks;
-                    format!("beaten by {} in {in_blocks} of {of} blocks", by + 1)
+                    format!("beaten by {} in {in_blocks} of {of}", by + 1).replace(' ', "\u{a0}")
                 }
             },
         );
@@ -133,13 +133,15 @@ fn table(front: &Front<'_>) -> Table {
     table
 }
 
-/// The pictures of the fronts, those of one pair of latencies on the same axes.
-pub(super) fn figures(fronts: &[Front<'_>]) -> Vec<Figure> {
+/// The picture of each front, those of one pair of latencies on the same axes; beyond some there
+/// are tables only.
+pub(super) fn figures(fronts: &[Front<'_>]) -> Vec<Option<Figure>> {
     let mut figures = Vec::new();
     for (number, front) in fronts.iter().enumerate() {
         let alike = || fronts.iter().filter(|other| other.x == front.x);
         let before = fronts[..number].iter().filter(|other| other.x == front.x);
         if before.count() >= DRAWN {
+            figures.push(None);
             continue;
         }
         let points = || alike().flat_map(|other| &other.points);
@@ -149,12 +151,8 @@ pub(super) fn figures(fronts: &[Front<'_>]) -> Vec<Figure> {
         };
         let x = Scale::log(points().flat_map(|point| both(point.x.range())));
         let y = Scale::log(points().flat_map(|point| both(point.y.range())));
-        figures.push(super::pictures::front(
-            &format!("front{number}"),
-            front,
-            x,
-            y,
-        ));
+        let id = format!("front{number}");
+        figures.push(Some(super::pictures::front(&id, front, x, y)));
     }
     figures
 }

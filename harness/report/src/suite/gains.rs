@@ -29,17 +29,26 @@ pub(super) struct Placed<'a> {
     pub(super) one: &'a Comparison,
 }
 
+impl Placed<'_> {
+    /// What it is among all of its hypothesis; empty when it is the only one.
+    pub(super) fn whole_label(&self) -> String {
+        let parts = [self.group.as_str(), self.label.as_str()];
+        let parts: Vec<&str> = parts.into_iter().filter(|part| !part.is_empty()).collect();
+        parts.join(", ")
+    }
+}
+
 /// Verdicts in the order in which they are counted.
 const VERDICTS: [&str; 5] = ["better", "worse", "equivalent", "inconclusive", "void"];
 
 /// A verdict with a mark that is seen without colour.
 pub(super) fn marked(verdict: &str) -> String {
     let mark = match verdict {
-        "better" => "▲ ",
-        "worse" => "▼ ",
-        "equivalent" => "= ",
-        "inconclusive" => "? ",
-        "void" => "✕ ",
+        "better" => "▲\u{a0}",
+        "worse" => "▼\u{a0}",
+        "equivalent" => "=\u{a0}",
+        "inconclusive" => "?\u{a0}",
+        "void" => "✕\u{a0}",
         _ => "",
     };
     format!("{mark}{verdict}")

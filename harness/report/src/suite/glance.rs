@@ -1,7 +1,8 @@
 //! All figures of a candidate side by side: what it wins, what it pays.
 
 use super::gains::{attributes, class, marked};
-use super::grid::{Attributes, Grid};
+use super::grid::{Attributes, Grid, parts};
+use super::measure::Measure;
 use super::read::{Comparison, SuiteDir};
 use crate::format::ABSENT;
 use crate::table::Table;
@@ -13,47 +14,67 @@ struct Pair<'a> {
     figures: Vec<Option<&'a Comparison>>,
 }
 
-/// A row for each candidate, a column for each figure that is compared, and what they come to.
-/// `None` when no candidate is compared by two figures.
-pub(super) fn table(suite: &SuiteDir) -> Option<Table> {
-    let all = &suite.file.comparisons;
+/// For each kind of contrast (what candidate and baseline differ in) a table: a row for each
+/// candidate, a column for each figure that is compared, and what they come to. None for a kind
+/// with a single figure.
+pub(super) fn tables(suite: &SuiteDir) -> Vec<Table> {
+    let mut kinds: Vec<(Vec<String>, Vec<&Comparison>)> = Vec::new();
+    for one in &suite.file.comparisons {
+        let kind = contrast(one);
+        match kinds.iter_mut().find(|(known, _)| *known == kind) {
+            Some((_, all)) => all.push(one),
+            None => kinds.push((kind, vec![one])),
+        }
+    }
+    kinds.iter().filter_map(|(_, all)| table(all)).collect()
+}
+
+/// Names of the factors in which candidate and baseline differ.
+fn contrast(one: &Comparison) -> Vec<String> {
+    let (candidate, baseline) = (parts("arm", &one.candidate), parts("arm", &one.baseline));
+    let other = |own: &Attributes, others: &Attributes| -> Vec<String> {
+        let only = own.iter().filter(|part| !others.contains(part));
+        only.map(|(name, _)| name.clone()).collect()
+    };
+    let mut names = other(&candidate, &baseline);
+    names.extend(other(&baseline, &candidate));
+    names.sort();
+    names.dedup();
+    names
+}
+
+fn table(all: &[&Comparison]) -> Option<Table> {
     let mut metrics: Vec<&str> = Vec::new();
     for one in all {
         if !metrics.contains(&one.metric.as_str()) {
             metrics.push(&one.metric);
         }
     }
+    if metrics.len() < 2 {
+        return None;
+    }
     let pairs = pairs(all, &metrics);
-    let things: Vec<Attributes> = pairs
-        .iter()
-        .filter_map(|pair| {
-            pair.figures
-                .iter()
-                .flatten()
-                .next()
-                .map(|one| attributes(one))
-        })
-        .collect();
+    let first = |pair: &Pair<'_>| {
+        pair.figures
+            .iter()
+            .flatten()
+            .next()
+            .map(|one| attributes(one))
+    };
+    let things: Vec<Attributes> = pairs.iter().filter_map(first).collect();
     let grid = Grid::of(&things);
     let mut order: Vec<usize> = (0..pairs.len()).collect();
     order.sort_by_key(|&i| grid.places[i]);
     let mut headers = vec!["candidate".to_owned()];
-    headers.extend(
-        metrics
-            .iter()
-            .map(|name| super::measure::Measure::new(name).words()),
-    );
+    headers.extend(metrics.iter().map(|name| Measure::new(name).words()));
     headers.push("in all".to_owned());
-    let mut caption = "Each candidate by every figure that was asked about".to_owned();
-    if !grid.constant.is_empty() {
-        caption.push_str(&format!(" ({})", grid.constant));
-    }
+    let constant = match grid.constant.as_str() {
+        "" => String::new(),
+        constant => format!(" ({constant})"),
+    };
+    let caption = format!("Each candidate by every figure that was asked about{constant}");
     let mut table = Table::new(caption, headers.len(), &headers);
     for i in order {
-        let pair = &pairs[i];
-        if pair.figures.iter().flatten().count() < 2 {
-            continue;
-        }
         let (row, column) = grid.places[i];
         let labels = [grid.rows[row].as_str(), grid.columns[column].as_str()];
         let labels: Vec<&str> = labels
@@ -65,26 +86,25 @@ pub(super) fn table(suite: &SuiteDir) -> Option<Table> {
             false => labels.join(", "),
         }];
         let number = table.rows.len();
-        for (place, one) in pair.figures.iter().enumerate() {
+        for (place, one) in pairs[i].figures.iter().enumerate() {
             let Some(one) = one else {
                 cells.push(ABSENT.to_owned());
                 continue;
             };
             cells.push(short(one));
-            table
-                .classes
-                .insert((number, place + 1), class(&one.verdict));
+            let style = class(&one.verdict);
+            table.classes.insert((number, place + 1), style);
         }
-        let (word, style) = in_all(&pair.figures);
+        let (word, style) = in_all(&pairs[i].figures);
         cells.push(word);
         table.classes.insert((number, metrics.len() + 1), style);
         table.push(cells);
     }
     table.kind = "gains";
-    (!table.rows.is_empty()).then_some(table)
+    Some(table)
 }
 
-fn pairs<'a>(all: &'a [Comparison], metrics: &[&str]) -> Vec<Pair<'a>> {
+fn pairs<'a>(all: &[&'a Comparison], metrics: &[&str]) -> Vec<Pair<'a>> {
     let mut pairs: Vec<Pair<'a>> = Vec::new();
     for one in all {
         let key = (

@@ -22,7 +22,7 @@ use std::path::Path;
 pub use read::{SUITE_FILE, SuiteError};
 
 use crate::ReportError;
-use crate::html::{self, Page};
+use crate::html::{self, HtmlSection, Page};
 use crate::plots::Figure;
 use crate::sections::{Detail, Section};
 use crate::table::markdown_safe;
@@ -123,7 +123,6 @@ impl SuiteReport {
     /// [`ReportError::Template`] only.
     pub fn html(&self) -> Result<String, ReportError> {
         let parts = Parts::of(self);
-        let mut figures = parts.figures();
         let mut sections = parts.sections(self, Detail::Full);
         // On the page they stand in the panel at the top.
         for section in sections
@@ -144,7 +143,7 @@ impl SuiteReport {
             contents: true,
             sections: sections
                 .iter()
-                .map(|s| html::html_section(s, &mut figures))
+                .map(|section| parts.on_page(section))
                 .collect(),
         })
     }
@@ -232,10 +231,9 @@ impl<'a> Parts<'a> {
         let reasons = reasons.map(|reason| format!("{REASON}{reason}."));
         first.text.splice(at..at, reasons);
         let mut all = vec![first, sections::question(suite)];
-        all.extend(sections::gains(suite, &self.hypotheses));
-        let mut verdicts = sections::verdicts(suite);
+        all.extend(sections::gains(suite, &self.hypotheses, detail));
+        let mut verdicts = sections::verdicts(suite, &self.hypotheses, detail);
         if detail == Detail::Brief {
-            verdicts.tables.truncate(1);
             let more = "Maps, pictures, reasons and every cell are in report.md and report.html.";
             verdicts.text.push(more.to_owned());
             all.push(verdicts);
@@ -253,21 +251,24 @@ impl<'a> Parts<'a> {
         fronts::fronts(&self.settings, &self.shown)
     }
 
-    /// All pictures, each with the key of the section in which it stands.
-    fn figures(&self) -> Vec<(&'static str, Figure)> {
-        let mut figures = Vec::new();
-        for (number, hypothesis) in self.hypotheses.iter().enumerate() {
-            let figure = pictures::forest(&format!("forest{number}"), hypothesis);
-            figures.extend(figure.map(|figure| ("verdicts", figure)));
+    /// A section of the page, with its pictures.
+    fn on_page(&self, section: &Section) -> HtmlSection {
+        let forest = |(number, hypothesis): (usize, &Hypothesis<'_>)| {
+            pictures::forest(&format!("forest{number}"), hypothesis)
+        };
+        match section.key {
+            "verdicts" => {
+                let figures = self.hypotheses.iter().enumerate().map(forest);
+                html::interleaved(section, &figures.collect::<Vec<_>>())
+            }
+            "front" => html::interleaved(section, &fronts::figures(&self.fronts())),
+            "distributions" => {
+                let figures = self.quantiles().into_iter();
+                let mut figures = figures.map(|figure| (section.key, figure)).collect();
+                html::html_section(section, &mut figures)
+            }
+            _ => html::html_section(section, &mut Vec::new()),
         }
-        let fronts = fronts::figures(&self.fronts());
-        figures.extend(fronts.into_iter().map(|figure| ("front", figure)));
-        figures.extend(
-            self.quantiles()
-                .into_iter()
-                .map(|figure| ("distributions", figure)),
-        );
-        figures
     }
 
     fn quantiles(&self) -> Vec<Figure> {

@@ -14,7 +14,7 @@ use crate::svg::{Anchor, Svg};
 const ROW: f64 = 24.0;
 const TOP: f64 = 34.0;
 const FOOT: f64 = 48.0;
-const LABELS: f64 = 232.0;
+const LABELS: f64 = 252.0;
 const WORDS: f64 = 112.0;
 
 /// Height of a panel of the front.
@@ -138,7 +138,7 @@ fn comparison(svg: &mut Svg, x: Scale, top: f64, label: &str, one: &Comparison) 
     let (low, high) = (x.px(low), x.px(high));
     svg.rect("margin", low, top, high - low, ROW);
     let label = if label.is_empty() { "change" } else { label };
-    let label = shorten(label, 36);
+    let label = shorten(label, 40);
     svg.text("tick", LABELS - 8.0, middle + 4.0, Anchor::End, &label);
     for value in by_block(one) {
         svg.dot("block", x.px(value), middle, 3.5);
@@ -253,7 +253,7 @@ pub(super) fn quantiles(
     for (number, (arm, all)) in rows.iter().enumerate() {
         let top = TOP + height * number as f64;
         svg.line("grid", LABELS, top, WIDTH - 20.0, top);
-        let (label, y) = (shorten(arm, 36), top + height / 2.0);
+        let (label, y) = (shorten(arm, 40), top + height / 2.0);
         svg.text("tick", LABELS - 8.0, y + 4.0, Anchor::End, &label);
         for (kind, over) in all.iter().enumerate() {
             quantile(&mut svg, x, top + 6.0 + 6.0 * kind as f64, kind, over);

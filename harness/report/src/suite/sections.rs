@@ -3,7 +3,7 @@
 use super::gains::{Hypothesis, marked};
 use super::grid::{Attributes, Grid};
 use super::measure::Measure;
-use super::read::{Comparison, SuiteDir};
+use super::read::SuiteDir;
 use super::settings::{Setting, Shown, few};
 use crate::format::{ABSENT, percent_or_dash};
 use crate::sections::{Detail, Section, p_value};
@@ -12,9 +12,9 @@ use crate::table::Table;
 /// Steps of the shading of a map.
 const SHADES: [&str; 5] = ["h0", "h1", "h2", "h3", "h4"];
 
-/// Ratio of the largest to the smallest median below which a map is not shaded: within 3 % there is
-/// nothing to see.
-const FLAT: f64 = 1.03;
+/// Ratio to the best from which on a map is as dark as can be, where no larger one is in it: so
+/// that small changes look small.
+const DARKEST: f64 = 2.0;
 
 /// What was asked and how it is to be read.
 pub(super) fn question(suite: &SuiteDir) -> Section {
@@ -29,7 +29,11 @@ pub(super) fn question(suite: &SuiteDir) -> Section {
 }
 
 /// Where the candidates win and lose.
-pub(super) fn gains(suite: &SuiteDir, hypotheses: &[Hypothesis<'_>]) -> Option<Section> {
+pub(super) fn gains(
+    suite: &SuiteDir,
+    hypotheses: &[Hypothesis<'_>],
+    detail: Detail,
+) -> Option<Section> {
     if hypotheses.is_empty() {
         return None;
     }
@@ -41,21 +45,24 @@ pub(super) fn gains(suite: &SuiteDir, hypotheses: &[Hypothesis<'_>]) -> Option<S
          (the data do not say), ✕ void; each with the change and its interval."
             .to_owned(),
     );
-    if let Some(table) = super::glance::table(suite) {
+    let tables = super::glance::tables(suite);
+    if !tables.is_empty() {
         section.text.push(
             "A candidate wins that is better by some figure and worse by none, and trades when it \
              is both. How much of one is worth how much of the other, no statistics can say."
                 .to_owned(),
         );
-        section.tables.push(table);
     }
-    let tables = hypotheses.iter().map(Hypothesis::table);
     section.tables.extend(tables);
+    if detail == Detail::Full {
+        let tables = hypotheses.iter().map(Hypothesis::table);
+        section.tables.extend(tables);
+    }
     Some(section)
 }
 
 /// Every comparison with its statistics.
-pub(super) fn verdicts(suite: &SuiteDir) -> Section {
+pub(super) fn verdicts(suite: &SuiteDir, hypotheses: &[Hypothesis<'_>], detail: Detail) -> Section {
     let mut section = Section::new("verdicts", "Verdicts");
     let comparisons = &suite.file.comparisons;
     if comparisons.is_empty() {
@@ -75,15 +82,17 @@ pub(super) fn verdicts(suite: &SuiteDir) -> Section {
          good direction and need an interval without \"no change\" and a change beyond the margin.",
         comparisons.len()
     ));
-    section.tables.push(statistics(comparisons));
-    section.tables.push(explanations(comparisons));
+    let tables = hypotheses
+        .iter()
+        .map(|hypothesis| statistics(hypothesis, detail));
+    section.tables.extend(tables);
     section
 }
 
-/// The numbers of each comparison.
-fn statistics(comparisons: &[Comparison]) -> Table {
-    let headers = [
-        "#",
+/// The comparisons of one hypothesis with their numbers and, in full, why each verdict is as it is.
+fn statistics(hypothesis: &Hypothesis<'_>, detail: Detail) -> Table {
+    let mut headers = vec![
+        "setting",
         "verdict",
         "expected",
         "pairs",
@@ -93,19 +102,31 @@ fn statistics(comparisons: &[Comparison]) -> Table {
         "change [interval]",
         "Holm p",
     ];
-    let mut table = Table::new("Verdicts on the hypotheses", 3, &headers);
-    for (number, one) in comparisons.iter().enumerate() {
+    if detail == Detail::Full {
+        headers.push("why");
+    }
+    let (name, constant) = (hypothesis.name, &hypothesis.constant);
+    let caption = format!("{name}: {} ({constant})", hypothesis.measure().words());
+    let mut table = Table::new(caption, 3, &headers);
+    table.wraps_last = detail == Detail::Full;
+    for placed in &hypothesis.placed {
+        let one = placed.one;
         let measure = one.measure();
         let value = |v: Option<f64>| v.map_or_else(|| ABSENT.to_owned(), |v| measure.shown(v));
         let expected = match (one.as_expected, one.expect.as_deref()) {
             (Some(true), None) => ABSENT.to_owned(),
             (Some(true), Some(expect)) => format!("{expect}: yes"),
             (Some(false), expect) => format!("{}: NO", expect.unwrap_or_default()),
-            (None, expect) => format!("{}: open", expect.unwrap_or("any")),
+            (None, None) => "open".to_owned(),
+            (None, Some(expect)) => format!("{expect}: open"),
+        };
+        let label = match placed.whole_label().as_str() {
+            "" => "all".to_owned(),
+            label => label.to_owned(),
         };
         let p = one.p.map(|_| p_value(one.holm_p));
-        table.push(vec![
-            (number + 1).to_string(),
+        let mut row = vec![
+            label,
             one.verdict.clone(),
             expected,
             one.pairs.to_string(),
@@ -114,40 +135,13 @@ fn statistics(comparisons: &[Comparison]) -> Table {
             value(one.candidate_median),
             one.change_text(),
             p.unwrap_or_else(|| ABSENT.to_owned()),
-        ]);
-    }
-    table
-}
-
-/// What each comparison is of, and why its verdict is what it is.
-fn explanations(comparisons: &[Comparison]) -> Table {
-    let headers = [
-        "#",
-        "hypothesis",
-        "figure",
-        "candidate",
-        "baseline",
-        "condition",
-        "why",
-    ];
-    let caption = "What each line compares, and why its verdict is what it is";
-    let mut table = Table::new(caption, headers.len(), &headers);
-    for (number, one) in comparisons.iter().enumerate() {
-        let left_out = one.left_out.first();
-        let left_out = left_out.map(|first| format!("; left out: {first}"));
-        let condition = match one.condition.as_str() {
-            "" => ABSENT,
-            name => name,
-        };
-        table.push(vec![
-            (number + 1).to_string(),
-            one.hypothesis.clone(),
-            one.metric.clone(),
-            one.candidate.clone(),
-            one.baseline.clone(),
-            condition.to_owned(),
-            format!("{}{}", one.why, left_out.unwrap_or_default()),
-        ]);
+        ];
+        if detail == Detail::Full {
+            let left_out = one.left_out.first();
+            let left_out = left_out.map(|first| format!("; left out: {first}"));
+            row.push(format!("{}{}", one.why, left_out.unwrap_or_default()));
+        }
+        table.push(row);
     }
     table
 }
@@ -159,8 +153,9 @@ pub(super) fn maps(settings: &[Setting<'_>], shown: &Shown) -> Section {
     let grid = Grid::of(&attributes);
     section.text.push(
         "Each cell is the median over the blocks that may be used, with the smallest and the \
-         largest block in brackets. Darker is worse, within each map; ★ marks the best median of a \
-         row, which is no claim: only the verdicts are."
+         largest block in brackets. Darker is worse than the best under the same load: the darkest \
+         is the worst of them, or twice as bad where all lie within that. ★ marks the best median \
+         of a load, which is no claim: only the verdicts are."
             .to_owned(),
     );
     if !grid.constant.is_empty() {
@@ -199,16 +194,18 @@ fn map(settings: &[Setting<'_>], grid: &Grid, measure: &Measure) -> Option<Table
     for row in 0..grid.rows.len() {
         let mut cells = vec![grid.row_heading(row, "all")];
         cells.resize(headers.len(), ABSENT.to_owned());
-        let own: Vec<usize> = (0..settings.len())
-            .filter(|&i| grid.places[i].0 == row)
-            .collect();
-        let best = best(&own, &medians, measure.more_is_better());
-        for &i in &own {
+        for i in (0..settings.len()).filter(|&i| grid.places[i].0 == row) {
             let column = grid.places[i].1 + 1;
-            let star = if best == Some(i) { "★ " } else { "" };
-            cells[column] = format!("{star}{}", overs[i].text(measure)).replace("★ ", "★\u{a0}");
+            // Arms compete under one load; two loads have different figures anyway.
+            let rivals: Vec<usize> = (0..settings.len())
+                .filter(|&j| settings[j].condition == settings[i].condition)
+                .collect();
+            let best = best(&rivals, &medians, measure.more_is_better());
+            let star = if best == Some(i) { "★\u{a0}" } else { "" };
+            cells[column] = format!("{star}{}", overs[i].text(measure));
+            let rivals: Vec<f64> = rivals.iter().filter_map(|&j| medians[j]).collect();
             let class = match medians[i] {
-                Some(median) => shade(median, &medians, measure.more_is_better()),
+                Some(median) => shade(median, &rivals, measure.more_is_better()),
                 None => "void",
             };
             table.classes.insert((row, column), class);
@@ -229,18 +226,16 @@ fn best(own: &[usize], medians: &[Option<f64>], more_is_better: bool) -> Option<
     (known.len() > 1 && alone).then_some(best.1)
 }
 
-/// How dark: by ratio among the medians of a map, or by difference when one is not above 0.
-fn shade(value: f64, medians: &[Option<f64>], more_is_better: bool) -> &'static str {
-    let known = || medians.iter().flatten().copied();
-    let low = known().min_by(f64::total_cmp).unwrap_or(value);
-    let high = known().max_by(f64::total_cmp).unwrap_or(value);
-    let share = match low > 0.0 {
-        true if high / low < FLAT => return SHADES[0],
-        true => (value / low).ln() / (high / low).ln(),
-        false if high <= low => return SHADES[0],
-        false => (value - low) / (high - low),
+/// How dark: by ratio to the best of its rivals, or by difference when one is not above 0.
+fn shade(value: f64, rivals: &[f64], more_is_better: bool) -> &'static str {
+    let low = rivals.iter().copied().fold(value, f64::min);
+    let high = rivals.iter().copied().fold(value, f64::max);
+    let best = if more_is_better { high } else { low };
+    let worse = match low > 0.0 {
+        true => (value / best).ln().abs() / (high / low).max(DARKEST).ln(),
+        false if high > low => (value - best).abs() / (high - low),
+        false => 0.0,
     };
-    let worse = if more_is_better { 1.0 - share } else { share };
     let step = (worse.clamp(0.0, 1.0) * SHADES.len() as f64).floor() as usize;
     SHADES[step.min(SHADES.len() - 1)]
 }
@@ -356,12 +351,15 @@ mod tests {
     #[test]
     fn shading_is_by_ratio_and_dark_is_worse() {
         // 1, 10, 100: halfway by ratio is 10, which is the third of five steps.
-        let medians = [Some(1.0), Some(10.0), Some(100.0), None];
-        let shades = |more| [1.0, 10.0, 100.0].map(|v| shade(v, &medians, more));
+        let rivals = [1.0, 10.0, 100.0];
+        let shades = |more| rivals.map(|value| shade(value, &rivals, more));
         assert_eq!(shades(false), ["h0", "h2", "h4"]);
         assert_eq!(shades(true), ["h4", "h2", "h0"]);
-        assert_eq!(shade(1.01, &[Some(1.0), Some(1.01)], false), "h0");
-        assert_eq!(shade(4.0, &[Some(0.0), Some(4.0)], false), "h4");
+        // A tenth more is ln 1.1 / ln 2 = 0.14 of the way to the darkest: small.
+        assert_eq!(shade(1.1, &[1.0, 1.1], false), "h0");
+        assert_eq!(shade(2.0, &[1.0, 2.0], false), "h4");
+        assert_eq!(shade(4.0, &[0.0, 4.0], false), "h4");
+        assert_eq!(shade(0.0, &[0.0, 0.0], true), "h0");
     }
 
     #[test]
