@@ -342,8 +342,8 @@ impl TokenGaps {
                 self.n
             ),
             Some((calm, slow)) => format!(
-                "the longest {} of {} gaps last {:.1} ms on average, the shortest quarter {:.1} ms; \
-                 a symptom is at least {SYMPTOM_FACTOR:.0} times as long",
+                "the longest {} of {} gaps last {:.1} ms on average, the shortest quarter {:.1} \
+                 ms; a symptom is at least {SYMPTOM_FACTOR:.0} times as long",
                 self.slow.len(),
                 self.n,
                 ms(slow),

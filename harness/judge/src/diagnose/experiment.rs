@@ -38,8 +38,8 @@ pub struct Experiment {
 pub(super) fn of(id: &str, facts: &Facts<'_>) -> Experiment {
     match id {
         "unbounded_chunks" => chunks(facts),
-        "lock_contention" => in_flight_and_context(facts, true),
-        "decode_bandwidth" => in_flight_and_context(facts, false),
+        "lock_contention" => sequences(facts, true),
+        "decode_bandwidth" => sequences(facts, false),
         "preemption_thrashing" => pool(facts),
         "pool_reservation" => reservation(facts),
         _ => evictions(facts),
@@ -62,22 +62,7 @@ fn two_servers(
         },
         _ => Servers::Running {
             arms: vec![("as-measured", url), (candidate, SECOND.into())],
-            by_hand: Some(by_hand),
-        },
-    }
-}
-
-/// The server as it was measured, for an experiment that changes the load.
-fn one_server(facts: &Facts<'_>) -> Servers {
-    let url = facts.case.base_url.clone().unwrap_or_else(|| FIRST.into());
-    match &facts.case.engine.own {
-        Some(own) => Servers::Engine {
-            settings: own.clone(),
-            arms: vec![("as-measured", Map::new())],
-        },
-        None => Servers::Running {
-            arms: vec![("as-measured", url)],
-            by_hand: None,
+            by_hand,
         },
     }
 }
@@ -117,7 +102,7 @@ fn chunks(facts: &Facts<'_>) -> Experiment {
                 format!("params.long_prompt_max={longest}"),
             ],
         })),
-        varied: Vec::new(),
+        varied: None,
         expected: vec![
             Expected::lower("classes.background.itl_ms.p99", "as-measured", "bounded"),
             Expected::lower("classes.background.itl_ms.p95", "as-measured", "bounded"),
@@ -130,129 +115,109 @@ fn chunks(facts: &Facts<'_>) -> Experiment {
     )
 }
 
-/// Requests in flight and their contexts, each at two levels. A wait for the host goes with the
-/// requests and not with the contexts; reading keys goes with both.
-fn in_flight_and_context(facts: &Facts<'_>, host: bool) -> Experiment {
-    let prompt = median_prompt(facts).max(8);
+/// Half the sequences at a time, under long and short contexts. A wait for the host goes with the
+/// sequences, whatever their contexts; reading keys takes no time where there are few.
+fn sequences(facts: &Facts<'_>, host: bool) -> Experiment {
+    let (prompt, short) = (median_prompt(facts).max(64), 16);
     let many = facts.sums.most_in_flight.clamp(4, MOST_IN_FLIGHT);
-    let (few, short) = (many / 2, prompt / 4);
-    let [long, short_name] = [prompt, short].map(|tokens| format!("context={tokens}"));
-    let [many_name, few_name] = [many, few].map(|n| format!("in-flight={n}"));
-    let by_context = match host {
-        true => Expected::equivalent("itl_ms.p50", &long, &short_name),
-        false => Expected::lower("itl_ms.p50", &long, &short_name),
-    };
-    let by_requests = match host {
-        true => Expected::lower("itl_ms.p50", &many_name, &few_name),
-        false => Expected::open("itl_ms.p50", &many_name, &few_name),
-    };
+    let few = many / 2;
+    let arms = ("as-measured", "half-the-sequences");
     let predicts = match host {
-        true => "with half the requests ITL falls; with a quarter of the context it stays",
-        false => "with a quarter of the context ITL falls, at the same number of requests",
+        true => "ITL falls with half the sequences, whatever their contexts",
+        false => "ITL falls with half the sequences where contexts are long, and not where short",
     };
+    let at = |context: u64| format!("context={context}");
+    let with_short = match host {
+        true => Expected::lower("itl_ms.p50", arms.0, arms.1),
+        false => Expected::equivalent("itl_ms.p50", arms.0, arms.1),
+    };
+    let by_hand = format!(
+        "Start a second server like the first at {SECOND} that runs at most {few} sequences at a \
+         time (vLLM: --max-num-seqs, SGLang: --max-running-requests)."
+    );
     let suite = Suite {
         name: match host {
             true => "diagnose-host-wait",
             false => "diagnose-bandwidth",
         },
-        question: "Does the time of a token go with the requests in flight or with the keys that \
-                   they read?"
+        question: "Does the time of a token go with the sequences or with the keys that they read?"
             .into(),
         reading: format!(
-            "All four arms are one server under a closed loop. The hypothesis says: {predicts}. \
-             The two explanations predict opposite results for the contexts, so one of them is \
-             refuted."
+            "The arms differ in the sequences that run at a time, the conditions in the length of \
+             their contexts. The hypothesis says: {predicts}. A wait for the host and the reading \
+             of keys predict opposite results for the short contexts, so one of them is refuted."
         ),
-        servers: one_server(facts),
+        servers: two_servers(facts, arms.1, json!({ "max_num_seqs": few }), by_hand),
         bench: table(json!({
             "dataset_name": "random",
             "random_output_len": median_output(facts),
             "num_prompts": many * 4,
+            "max_concurrency": many,
         })),
-        varied: vec![
-            Varied {
-                factor: "in-flight",
-                key: "bench.max_concurrency",
-                values: vec![many, few],
-            },
-            Varied {
-                factor: "context",
-                key: "bench.random_input_len",
-                values: vec![prompt, short],
-            },
+        varied: Some(Varied {
+            factor: "context",
+            key: "bench.random_input_len",
+            values: vec![prompt, short],
+        }),
+        expected: vec![
+            Expected::lower("itl_ms.p50", arms.0, arms.1).when(at(prompt)),
+            with_short.when(at(short)),
         ],
-        expected: vec![by_context, by_requests],
     };
     suite.experiment(
-        format!("requests in flight ({many}, {few}) and prompt lengths ({prompt}, {short} tokens)"),
+        format!("the sequences at a time ({many}, {few}), under contexts of {prompt} and {short}"),
         predicts.into(),
     )
 }
 
+/// A larger pool under the run's own lengths.
 fn pool(facts: &Facts<'_>) -> Experiment {
     let in_flight = facts.sums.most_in_flight.clamp(4, MOST_IN_FLIGHT);
-    let bench = |mut bench: Map<String, Value>| {
-        bench.extend(table(json!({
+    let by_hand = more_by_hand("twice");
+    let suite = Suite {
+        name: "diagnose-pool",
+        question: "Do the longest gaps shrink when requests keep their blocks?".into(),
+        reading: "The arms differ in the size of the pool. The hypothesis says that ITL p99 falls \
+                  where every request finds blocks. If it does not, being thrown out is not what \
+                  the streams wait for."
+            .into(),
+        servers: two_servers(facts, "twice-the-pool", blocks(facts, 2), by_hand),
+        bench: table(json!({
             "dataset_name": "random",
             "random_input_len": median_prompt(facts),
             "random_output_len": median_output(facts),
             "num_prompts": in_flight * 4,
-        })));
-        bench
-    };
-    let question = "Do the longest gaps shrink when requests keep their blocks?".to_owned();
-    let predicts = "ITL p99 falls".to_owned();
-    if let Some(blocks) = facts.case.engine.num_blocks {
-        let changes = json!({ "num_blocks": blocks.saturating_mul(2) });
-        let suite = Suite {
-            name: "diagnose-pool",
-            question,
-            reading: "The arms differ in the size of the pool. The hypothesis says that ITL p99 \
-                      falls where every request finds blocks. If it does not, being thrown out is \
-                      not what the streams wait for."
-                .into(),
-            servers: two_servers(facts, "twice-the-pool", changes, twice_by_hand()),
-            bench: bench(table(json!({ "max_concurrency": in_flight }))),
-            varied: Vec::new(),
-            expected: vec![
-                Expected::lower("itl_ms.p99", "as-measured", "twice-the-pool"),
-                Expected::open("rates.output_tps", "as-measured", "twice-the-pool"),
-            ],
-        };
-        return suite.experiment("the number of KV blocks, once and twice".into(), predicts);
-    }
-    let few = in_flight / 2;
-    let [many_name, few_name] = [in_flight, few].map(|n| format!("in-flight={n}"));
-    let suite = Suite {
-        name: "diagnose-pool",
-        question,
-        reading: "The arms differ in the requests in flight. The hypothesis says that ITL p99 \
-                  falls by far more than ITL p50 does, since preemptions end. Compare \
-                  server.counters.preemptions of the cells."
-            .into(),
-        servers: one_server(facts),
-        bench: bench(Map::new()),
-        varied: vec![Varied {
-            factor: "in-flight",
-            key: "bench.max_concurrency",
-            values: vec![in_flight, few],
-        }],
+            "max_concurrency": in_flight,
+        })),
+        varied: None,
         expected: vec![
-            Expected::lower("itl_ms.p99", &many_name, &few_name),
-            Expected::open("itl_ms.p50", &many_name, &few_name),
+            Expected::lower("itl_ms.p99", "as-measured", "twice-the-pool"),
+            Expected::open("rates.output_tps", "as-measured", "twice-the-pool"),
         ],
     };
-    suite.experiment(format!("requests in flight ({in_flight}, {few})"), predicts)
+    suite.experiment(
+        "the number of KV blocks, once and twice".into(),
+        "ITL p99 falls".into(),
+    )
 }
 
-fn twice_by_hand() -> String {
-    format!("Start a second server like the first at {SECOND} with twice the KV blocks.")
+/// The setting of this project's engine for `times` the blocks.
+fn blocks(facts: &Facts<'_>, times: usize) -> Value {
+    match facts.case.engine.num_blocks {
+        Some(blocks) => json!({ "num_blocks": blocks.saturating_mul(times) }),
+        None => Value::Null,
+    }
+}
+
+fn more_by_hand(times: &str) -> String {
+    format!("Start a second server like the first at {SECOND} with {times} the KV blocks.")
 }
 
 fn reservation(facts: &Facts<'_>) -> Experiment {
     let mut bench = table(json!({
         "dataset_name": "random",
         "random_input_len": median_prompt(facts),
+        "random_output_len": median_output(facts),
         "num_prompts": facts.case.requests().count().clamp(32, 512),
         "ignore_eos": false,
     }));
@@ -260,112 +225,76 @@ fn reservation(facts: &Facts<'_>) -> Experiment {
         Some(rate) => bench.insert("request_rate".into(), json!(rate)),
         None => bench.insert("max_concurrency".into(), json!(MOST_IN_FLIGHT / 4)),
     };
-    let question = "Do first tokens come earlier when less room is kept for output?".to_owned();
-    let predicts = "TTFT p99 falls".to_owned();
-    let end = "Answers must end as early as in the run: otherwise the room is needed, and less of \
-               it means preemptions.";
     let own = facts.case.engine.own.as_ref();
     let kept = own.and_then(|own| own.get(CONSERVATIVENESS)?.as_f64());
-    if let Some(kept) = kept {
-        bench.insert("random_output_len".into(), json!(median_output(facts)));
-        let changes = json!({ CONSERVATIVENESS: kept * 0.2 });
-        let suite = Suite {
-            name: "diagnose-reservation",
-            question,
-            reading: format!(
-                "The arms differ in the share of the output that admission keeps room for. The \
-                 hypothesis says that TTFT p99 falls. {end}"
+    // Where the engine's own setting is not known, a larger pool leaves room beside what is kept.
+    let (candidate, changes, by_hand, varies) = match (own, kept) {
+        (Some(_), None) => (
+            "twice-the-pool",
+            blocks(facts, 2),
+            more_by_hand("twice"),
+            "the number of KV blocks, once and twice",
+        ),
+        (_, kept) => (
+            "less-kept",
+            json!({ CONSERVATIVENESS: kept.unwrap_or(1.0) * 0.2 }),
+            format!(
+                "Start a second server like the first at {SECOND} that keeps less room for output \
+                 (SGLang: a lower --schedule-conservativeness)."
             ),
-            servers: two_servers(facts, "less-kept", changes, String::new()),
-            bench,
-            varied: Vec::new(),
-            expected: vec![
-                Expected::lower("ttft_ms.p99", "as-measured", "less-kept"),
-                Expected::open("itl_ms.p99", "as-measured", "less-kept"),
-            ],
-        };
-        return suite.experiment("the share of output that room is kept for".into(), predicts);
-    }
-    let asked = median_output(facts).max(4);
-    let came = (facts.output_share().unwrap_or(0.5) * asked as f64 * 1.5).ceil() as u64;
-    let came = came.clamp(2, asked - 1);
-    let [asked_name, came_name] = [asked, came].map(|n| format!("asked={n}"));
+            "the share of the output that room is kept for",
+        ),
+    };
     let suite = Suite {
         name: "diagnose-reservation",
-        question,
+        question: "Do first tokens come earlier when less of the room is kept for output?".into(),
         reading: format!(
-            "The arms differ in the output length that requests ask for. The hypothesis says that \
-             TTFT p99 falls where they ask for little more than they get. {end}"
+            "The arms differ in {varies}. The hypothesis says that TTFT p99 falls. Answers must \
+             end as early as in the run: otherwise the room is needed, and less of it means \
+             preemptions."
         ),
-        servers: one_server(facts),
+        servers: two_servers(facts, candidate, changes, by_hand),
         bench,
-        varied: vec![Varied {
-            factor: "asked",
-            key: "bench.random_output_len",
-            values: vec![asked, came],
-        }],
-        expected: vec![Expected::lower("ttft_ms.p99", &asked_name, &came_name)],
+        varied: None,
+        expected: vec![
+            Expected::lower("ttft_ms.p99", "as-measured", candidate),
+            Expected::open("itl_ms.p99", "as-measured", candidate),
+        ],
     };
-    suite.experiment(
-        format!("output tokens asked for ({asked}, {came})"),
-        predicts,
-    )
+    suite.experiment(varies.into(), "TTFT p99 falls".into())
 }
 
+/// A pool that can keep the prefixes.
 fn evictions(facts: &Facts<'_>) -> Experiment {
     let prompt = median_prompt(facts).max(8);
-    let bench = |groups: Option<u64>| {
-        let mut bench = table(json!({
+    let (before, after) = ("as-measured", "four-times-the-pool");
+    let by_hand = more_by_hand("four times");
+    let suite = Suite {
+        name: "diagnose-eviction",
+        question: "Are prefixes found, and first tokens earlier, when the cache can keep them?"
+            .into(),
+        reading: "The arms differ in the size of the pool. The hypothesis says that the hit rate \
+                  rises and service TTFT falls. If the hit rate stays, prefixes are lost for \
+                  another reason."
+            .into(),
+        servers: two_servers(facts, after, blocks(facts, 4), by_hand),
+        bench: table(json!({
             "dataset_name": "shared-prefix",
+            "gsp_num_groups": 16,
             "gsp_prompts_per_group": 4,
             "gsp_system_prompt_len": prompt * 3 / 4,
             "gsp_question_len": prompt / 4,
             "gsp_output_len": median_output(facts),
             "max_concurrency": 4,
-        }));
-        bench.extend(groups.map(|groups| ("gsp_num_groups".to_owned(), json!(groups))));
-        bench
-    };
-    let question = "Are prefixes found, and first tokens earlier, when the cache can keep them?";
-    let (servers, varied, names, varies) = match facts.case.engine.num_blocks {
-        Some(blocks) => {
-            let changes = json!({ "num_blocks": blocks.saturating_mul(4) });
-            let servers = two_servers(facts, "four-times-the-pool", changes, twice_by_hand());
-            let names = ["as-measured", "four-times-the-pool"].map(str::to_owned);
-            (servers, Vec::new(), names, "the number of KV blocks")
-        }
-        None => {
-            let groups = Varied {
-                factor: "groups",
-                key: "bench.gsp_num_groups",
-                values: vec![32, 4],
-            };
-            let names = ["groups=32", "groups=4"].map(str::to_owned);
-            (
-                one_server(facts),
-                vec![groups],
-                names,
-                "the prefixes that are in use at a time",
-            )
-        }
-    };
-    let suite = Suite {
-        name: "diagnose-eviction",
-        question: question.into(),
-        reading: format!(
-            "The arms differ in {varies}. The hypothesis says that the hit rate rises and service \
-             TTFT falls. If the hit rate stays, prefixes are lost for another reason."
-        ),
-        servers,
-        bench: bench(varied.is_empty().then_some(16)),
+        })),
+        varied: None,
         expected: vec![
-            Expected::higher("cache.hit_rate", &names[0], &names[1]),
-            Expected::lower("service_ttft_ms.p50", &names[0], &names[1]),
+            Expected::higher("cache.hit_rate", before, after),
+            Expected::lower("service_ttft_ms.p50", before, after),
         ],
-        varied,
     };
     suite.experiment(
-        varies.to_owned(),
+        "the number of KV blocks, once and four times".into(),
         "the hit rate rises and service TTFT falls".into(),
     )
 }

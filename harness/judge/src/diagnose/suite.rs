@@ -23,11 +23,11 @@ pub(super) enum Servers {
         /// Arms and their addresses.
         arms: Vec<(&'static str, String)>,
         /// What has to be started first.
-        by_hand: Option<String>,
+        by_hand: String,
     },
 }
 
-/// A setting of the load that differs between arms.
+/// A setting of the load: under each of its values the arms are compared.
 pub(super) struct Varied {
     /// Name of the factor.
     pub(super) factor: &'static str,
@@ -43,6 +43,7 @@ pub(super) struct Expected {
     baseline: String,
     candidate: String,
     expect: Option<&'static str>,
+    when: Option<String>,
 }
 
 impl Expected {
@@ -57,7 +58,14 @@ impl Expected {
             baseline: baseline.to_owned(),
             candidate: candidate.to_owned(),
             expect,
+            when: None,
         }
+    }
+
+    /// Under one condition.
+    pub(super) fn when(mut self, condition: String) -> Expected {
+        self.when = Some(condition);
+        self
     }
 
     /// The candidate's value is lower.
@@ -89,7 +97,7 @@ pub(super) struct Suite {
     pub(super) servers: Servers,
     /// Settings of every cell, beyond those that all experiments have.
     pub(super) bench: Map<String, Value>,
-    pub(super) varied: Vec<Varied>,
+    pub(super) varied: Option<Varied>,
     pub(super) expected: Vec<Expected>,
 }
 
@@ -106,11 +114,7 @@ impl Suite {
 
     fn text(&self) -> String {
         let mut text = String::from("# Proposed by `prefillbench diagnose`.\n");
-        if let Servers::Running {
-            by_hand: Some(by_hand),
-            ..
-        } = &self.servers
-        {
+        if let Servers::Running { by_hand, .. } = &self.servers {
             text.push_str(&format!("# {by_hand}\n"));
         }
         text.push_str(&lines(&json!({
@@ -121,19 +125,20 @@ impl Suite {
         })));
         text.push_str("\n[run]\nblocks = 6\n");
         self.servers_text(&mut text);
-        for varied in &self.varied {
+        if let Some(varied) = &self.varied {
             text.push_str(&format!("\n[factors.{}]\n", varied.factor));
             text.push_str(&lines(&json!({
                 "key": varied.key,
                 "values": varied.values,
-                "of": "arm",
             })));
         }
         for expected in &self.expected {
             text.push_str("\n[[hypothesis]]\n");
             let (metric, candidate) = (expected.metric, &expected.candidate);
+            let when = expected.when.as_ref();
+            let under = when.map_or_else(String::new, |when| format!(", {when}"));
             let mut table = json!({
-                "name": format!("{metric} of {candidate}"),
+                "name": format!("{metric} of {candidate}{under}"),
                 "metric": metric,
                 "baseline": expected.baseline,
                 "candidate": candidate,
@@ -141,6 +146,9 @@ impl Suite {
             });
             if let Some(expect) = expected.expect {
                 table["expect"] = expect.into();
+            }
+            if let Some(when) = when {
+                table["when"] = when.as_str().into();
             }
             text.push_str(&lines(&table));
         }
