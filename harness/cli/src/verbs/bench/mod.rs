@@ -19,6 +19,7 @@ mod preflight;
 mod print;
 mod settings;
 mod stages;
+mod steps;
 mod template;
 mod tokenizer;
 mod unsent;

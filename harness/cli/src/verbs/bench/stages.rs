@@ -24,6 +24,7 @@ use super::manifest::{Receipts, connections, now};
 use super::observe::{ObservePlan, Observed, Observer};
 use super::offer::{Offer, offer};
 use super::settings::Settings;
+use super::steps::{StepWatch, engine_config};
 use super::tokenizer::TargetTokenizer;
 use super::unsent::unsent;
 use super::warm::{CacheAsk, CacheCell};
@@ -195,12 +196,15 @@ impl Stages {
         conditions.load.warmup_requests = self.warmed_up(receipts, writer)?;
         let cell = self.cell(runtime, receipts)?;
         let endpoint = self.dressed(receipts.endpoint, schedule, &cell);
+        let engine = engine_config(runtime, receipts.target, &endpoint);
         writer.update_manifest(|manifest| {
             if let Value::Object(config) = &mut manifest.arms[0].config {
                 config.insert("cache".to_owned(), cell.receipt.clone());
+                config.extend(engine.map(|engine| ("engine".to_owned(), engine)));
             }
         })?;
         let observer = self.observer(receipts.target, &endpoint, writer.dir())?;
+        let steps = StepWatch::start(receipts.target, &endpoint)?;
         let dir = writer.dir().display().to_string();
         self.progress
             .phase(format!("measuring; run directory: {dir}"));
@@ -231,6 +235,7 @@ impl Stages {
         })?;
         logs.write(writer.dir(), &receipts.created)?;
         let observed = observer.map(|o| o.stop(tally.rows())).transpose()?;
+        keep_steps(steps, writer, &mut conditions)?;
         keep_unsent(&cell.plan, &summary, writer, &mut tally)?;
         conditions.frame = self.frame(schedule, &summary);
         conditions.load.connections = Some(connections(&summary, endpoint.is_secure()));
@@ -389,6 +394,19 @@ fn keep_unsent(
     for Record { row, tokens } in records {
         writer.request(&row, &tokens)?;
         tally.add(row, &tokens);
+    }
+    Ok(())
+}
+
+/// Writes the engine's steps, where it told them.
+fn keep_steps(
+    steps: Option<StepWatch>,
+    writer: &mut RunWriter,
+    conditions: &mut Conditions,
+) -> Result<()> {
+    if let Some((rows, note)) = steps.map(StepWatch::stop) {
+        writer.steps(ARM, 0, &rows)?;
+        conditions.warnings.extend(note);
     }
     Ok(())
 }
