@@ -2,6 +2,7 @@
 
 mod bench;
 mod compare;
+mod diagnose;
 mod engine;
 mod golden;
 mod kernels;
@@ -25,6 +26,7 @@ pub(crate) use bench::{
     HttpArg, InputUnit, RampStrategy, Secret, Text, Timeout, Warmup,
 };
 pub(crate) use compare::{CompareArgs, GateArgs, GateInitArgs, GateWhat};
+pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateArgs, TraceFormat};
 pub(crate) use golden::{GoldenArgs, GoldenWhat};
 pub(crate) use kernels::{KernelDevice, KernelsArgs};
@@ -149,6 +151,8 @@ pub(crate) enum Verb {
     Compare(CompareArgs),
     /// Put runs to a policy: pass, fail, or cannot tell.
     Gate(GateArgs),
+    /// Weigh hypotheses about a slow server against a run's own rows, and propose the experiment.
+    Diagnose(DiagnoseArgs),
     /// Show whether one tenant can see what another one sent, by timing or by usage.
     Leak(Box<LeakArgs>),
     /// Serve scripted streams with known times, faults and a pretended cache.

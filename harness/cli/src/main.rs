@@ -56,6 +56,7 @@ fn main() -> ExitCode {
         Verb::Merge(args) => verbs::merge::run(&args),
         Verb::Compare(args) => verbs::compare::run(&args),
         Verb::Gate(args) => verbs::gate::run(&args),
+        Verb::Diagnose(args) => verbs::diagnose::run(&args),
         Verb::Leak(args) => verbs::leak::run(&args),
         Verb::Mock(args) => verbs::mock::run(&args),
         Verb::Report(args) => verbs::report::run(&args),

@@ -7,6 +7,7 @@
 
 pub mod bench;
 pub mod diff;
+mod diagnosis;
 mod format;
 mod html;
 pub mod perfetto;
@@ -18,6 +19,8 @@ mod table;
 mod text;
 mod tone;
 pub mod versus;
+
+pub use diagnosis::diagnosis_terminal;
 
 use pb_judge::run::RunVerdict;
 use pb_record::RunData;

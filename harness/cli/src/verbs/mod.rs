@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod calc;
 pub(crate) mod compare;
 pub(crate) mod completions;
+pub(crate) mod diagnose;
 pub(crate) mod engine;
 pub(crate) mod gate;
 pub(crate) mod golden;
