@@ -6,8 +6,8 @@
 //! with its interval; whoever reads nothing else has read the result.
 
 pub mod bench;
-pub mod diff;
 mod diagnosis;
+pub mod diff;
 mod format;
 mod html;
 pub mod perfetto;

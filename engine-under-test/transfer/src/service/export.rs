@@ -276,7 +276,7 @@ fn connection(common: &Common, transport: Box<dyn Transport>) {
     };
     common.shelf.connections.fetch_add(1, Ordering::Relaxed);
     let (mut down, mut queued) = (false, 0);
-    while !common.shelf.stopped() && !(down && agent.leases() == 0) {
+    while !common.shelf.stopped() && (!down || agent.leases() > 0) {
         for event in agent.step(nap(&agent, common.clock.as_ref())) {
             match event {
                 SourceEvent::Claimed { ticket, digest } => {

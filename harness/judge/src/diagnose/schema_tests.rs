@@ -16,7 +16,7 @@ fn documents() -> Vec<Value> {
     let data = streams(|row| {
         row.prefill_gemm_ns = pb_contract::Nanos(90_000_000);
         row.prefill_tokens = 64;
-        row.duration_ns = row.duration_ns + row.prefill_gemm_ns;
+        row.duration_ns += row.prefill_gemm_ns;
     });
     let mut bare = data.clone();
     bare.steps.clear();

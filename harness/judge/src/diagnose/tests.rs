@@ -108,7 +108,7 @@ pub(super) fn streams(slow: impl Fn(&mut StepRow)) -> RunData {
 fn prefill(row: &mut StepRow) {
     row.prefill_gemm_ns = Nanos(90 * MS);
     row.prefill_tokens = 64;
-    row.duration_ns = row.duration_ns + row.prefill_gemm_ns;
+    row.duration_ns += row.prefill_gemm_ns;
 }
 
 pub(super) fn case(data: &RunData) -> Case<'_> {

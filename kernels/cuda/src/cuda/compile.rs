@@ -150,6 +150,7 @@ fn compile(file: &File, options: &[String]) -> Result<Vec<u8>, KernelError> {
     let program = Program(program);
     // SAFETY: the program is alive, here and in the calls below.
     if let Err(e) = unsafe { nvrtc::compile_program(program.0, options) } {
+        // SAFETY: as above; the log is asked for and copied before the program is dropped.
         let log = unsafe { nvrtc::get_program_log(program.0) };
         let log: Vec<u8> = log
             .unwrap_or_default()
