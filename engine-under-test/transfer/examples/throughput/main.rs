@@ -9,11 +9,12 @@
 //! the socket's in the same repeat, with a 95 % interval (paired t on logarithms).
 //!
 //! Arms: `memcpy` copies within one process. `socket` writes to one TCP connection of the loopback
-//! from where the payload lies, and another process reads to where it belongs. The transports carry
-//! frames of cells that the receiver puts into its blocks. `+sums` are whole transfers between two agents: offered, asked for, every cell
-//! verified before it is written, acknowledged. Checksums of the source are made when cells are
-//! computed, and are timed apart. With `PB_NIXL_LIBRARY` naming NIXL's `libnixl_capi.so` and
-//! `NIXL_PLUGIN_DIR` its plugins, NIXL is an arm too.
+//! from where the payload lies, and another process reads to where it belongs. The transports
+//! carry frames of cells that the receiver puts into its blocks. `+sums` are whole transfers
+//! between two agents: offered, asked for, every cell verified before it is written, acknowledged.
+//! Checksums of the source are made when cells are computed, and are timed apart. With
+//! `PB_NIXL_LIBRARY` naming NIXL's `libnixl_capi.so` and `NIXL_PLUGIN_DIR` its plugins, NIXL is an
+//! arm too.
 
 mod arms;
 mod job;
