@@ -77,7 +77,7 @@ fn request(id: u64, prompt: Vec<TokenId>) -> EngineRequest {
         id: RequestId(id),
         prompt,
         sampling: SamplingParams {
-            temperature: if id % 2 == 0 { 0.0 } else { 0.8 },
+            temperature: if id.is_multiple_of(2) { 0.0 } else { 0.8 },
             seed: Some(id),
             max_tokens: 10,
             ignore_eos: true,

@@ -184,14 +184,15 @@ impl<D: Device + ?Sized> Suite<'_, D> {
     where
         f32: GemmOut<T>,
     {
-        let mut shapes = vec![[1, 64, 64], [17, 66, 72], [65, 130, 200], [3, 960, 576]];
+        let mut shapes: Vec<[usize; 3]> =
+            vec![[1, 64, 64], [17, 66, 72], [65, 130, 200], [3, 960, 576]];
         if full {
             shapes.extend([[512, 576, 1536], [200, 1024, 4096]]);
         }
         for [m, n, k] in shapes {
             for (by, name) in [(GemmBy::Kernel, "gemm"), (GemmBy::Vendor, "gemm vendor")] {
                 // A library gives no guarantee below 16-byte rows of the result.
-                let skipped = by == GemmBy::Vendor && n % 8 != 0;
+                let skipped = by == GemmBy::Vendor && !n.is_multiple_of(8);
                 if skipped || (by == GemmBy::Vendor && !has_vendor_gemm(self.device)?) {
                     continue;
                 }
