@@ -103,7 +103,7 @@ pub fn logits(
 ///
 /// # Errors
 /// When it cannot be built.
-pub fn reference(weights: &Weights, options: &GpuOptions) -> Result<Box<dyn Executor>, GpuError> {
+pub fn reference(weights: &Weights, options: &GpuOptions) -> Built {
     let forward = ForwardOptions {
         numerics: Numerics::F64,
         kv_dtype: KvDtype::F64,
@@ -261,6 +261,9 @@ pub fn worst_log_ratio(got: &Rows, whole: &Rows, want: &Rows) -> f64 {
     ratios.fold(0.0, f64::max)
 }
 
+/// An executor, or why there is none.
+pub type Built = Result<Box<dyn Executor>, GpuError>;
+
 /// One claim about forward passes, and whether it holds.
 #[derive(Clone, Debug)]
 pub struct ForwardCheck {
@@ -284,7 +287,7 @@ pub fn chunked_against_whole(
     options: &GpuOptions,
     prompts: &[Vec<TokenId>],
     cuts: &[Cut],
-    make: &mut dyn FnMut(&GpuOptions) -> Result<Box<dyn Executor>, GpuError>,
+    make: &mut dyn FnMut(&GpuOptions) -> Built,
     each: &mut dyn FnMut(ForwardCheck),
 ) -> Result<(), GpuError> {
     let failed = |problem: String| GpuError::Forward { problem };
