@@ -1,8 +1,8 @@
 //! Disaggregation on the wire: who computes what of a request.
 //!
 //! The names are vLLM's. A router asks a prefill worker with `{"do_remote_decode": true}`; the
-//! answer has the first token and, in `kv_transfer_params`, all that a decode worker needs to go on.
-//! The router sends the same request there with that object.
+//! answer has the first token and, in `kv_transfer_params`, all that a decode worker needs to go
+//! on. The router sends the same request there with that object.
 
 use pb_contract::TokenId;
 use pb_core::disagg::{HandedOff, KvSource, KvTask};

@@ -39,6 +39,12 @@ pub(crate) fn write(page: &mut Page, counters: &Counters, stats: Option<&KvStats
         "Transfers that wait: for a claim, or for room.",
         stats.queue_depth as f64,
     );
+    requests(page, counters, stats);
+    outcomes(page, stats);
+}
+
+/// Requests that are shared with other engines.
+fn requests(page: &mut Page, counters: &Counters, stats: &KvStats) {
     let requests = [
         ("held", stats.exports as f64),
         ("expected", stats.imports as f64),
@@ -49,6 +55,30 @@ pub(crate) fn write(page: &mut Page, counters: &Counters, stats: Option<&KvStats
         "gauge",
     );
     page.family(metric, "state", requests);
+    let counts = [
+        (
+            "prefillbench_received_tokens_total",
+            "Prompt tokens whose KV another engine has computed; never cache hits.",
+            counters.received_tokens,
+        ),
+        (
+            "prefillbench_handed_off_requests_total",
+            "Requests that were handed off after their first token.",
+            counters.handed_off,
+        ),
+        (
+            "prefillbench_kv_transfers_recomputed_total",
+            "Requests whose KV did not come and whose prompt was computed here.",
+            stats.recomputed,
+        ),
+    ];
+    for (name, help, value) in counts {
+        page.counter(name, help, value as f64);
+    }
+}
+
+/// How transfers ended, and how much they moved.
+fn outcomes(page: &mut Page, stats: &KvStats) {
     let bytes = [
         ("sent", stats.sent_bytes as f64),
         ("received", stats.received_bytes as f64),
@@ -82,24 +112,4 @@ pub(crate) fn write(page: &mut Page, counters: &Counters, stats: Option<&KvStats
         "cause",
         causes.map(|(cause, n)| (*cause, *n as f64)),
     );
-    let tokens = [
-        (
-            "prefillbench_kv_transfers_recomputed_total",
-            "Requests whose KV did not come and whose prompt was computed here.",
-            stats.recomputed,
-        ),
-        (
-            "prefillbench_received_tokens_total",
-            "Prompt tokens whose KV another engine has computed; never cache hits.",
-            counters.received_tokens,
-        ),
-        (
-            "prefillbench_handed_off_requests_total",
-            "Requests that were handed off after their first token.",
-            counters.handed_off,
-        ),
-    ];
-    for (name, help, value) in tokens {
-        page.counter(name, help, value as f64);
-    }
 }

@@ -1,7 +1,7 @@
 //! An engine whose requests may be prefilled here and decoded elsewhere, or the other way round.
 //!
-//! [`KvEngine`] is an [`Engine`] with an exporter and an importer of `pb-transfer` beside it. It has
-//! no thread of its own: whoever steps the engine calls it, and it takes news from the transfer
+//! [`KvEngine`] is an [`Engine`] with an exporter and an importer of `pb-transfer` beside it. It
+//! has no thread of its own: whoever steps the engine calls it, and it takes news from the transfer
 //! threads whenever it is called. Every export frees its blocks once, every import starts, is
 //! computed again or fails.
 
@@ -196,17 +196,7 @@ impl KvEngine {
         seed: u64,
     ) -> Result<KvEngine, String> {
         let me = peer(&engine, shape);
-        let image = engine.block_image(BlockId(0));
-        let segment = me.geometry().segment(me.kv_heads).bytes();
-        let expected = shape.header_bytes + shape.layers * segment;
-        if image.len() != expected {
-            let found = image.len();
-            return Err(format!(
-                "block images of {found} bytes, expected {expected}"
-            ));
-        }
-        let header = image[..shape.header_bytes].to_vec();
-        let staging = Arc::new(Staging::new(image.len(), header));
+        let staging = Arc::new(staging(&engine, &me, shape)?);
         let (sender, news) = channel();
         let wake: Arc<OnceLock<Wake>> = Arc::default();
         let tell = {
@@ -396,6 +386,19 @@ impl KvEngine {
             found => Err(format!("staging: {found} slots, {slots} in use")),
         }
     }
+}
+
+/// Room for copies of the executor's blocks.
+fn staging(engine: &Engine, me: &Peer, shape: KvShape) -> Result<Staging, String> {
+    let image = engine.block_image(BlockId(0));
+    let segment = me.geometry().segment(me.kv_heads).bytes();
+    let (found, expected) = (image.len(), shape.header_bytes + shape.layers * segment);
+    if found != expected {
+        return Err(format!(
+            "block images of {found} bytes, expected {expected}"
+        ));
+    }
+    Ok(Staging::new(found, image[..shape.header_bytes].to_vec()))
 }
 
 /// What an engine says about itself.

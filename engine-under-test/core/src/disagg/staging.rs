@@ -1,10 +1,10 @@
 //! Copies of blocks for the threads that move them.
 //!
-//! The pool belongs to the engine's thread, which is in a step most of the time, and a transfer must
-//! neither wait for a step nor hold one up. So what is sent is copied out of the pool when it is
-//! handed off, and what arrives is copied into it when all of it is here: a copy at each side for
-//! the freedom of both. A slot has a name that is not used again, and bytes that come for a slot that
-//! is gone are refused: what is late cannot reach anybody else's block.
+//! The pool belongs to the engine's thread, which is in a step most of the time, and a transfer
+//! must neither wait for a step nor hold one up. So what is sent is copied out of the pool when it
+//! is handed off, and what arrives is copied into it when all of it is here: a copy at each side
+//! for the freedom of both. A slot has a name that is not used again, and bytes that come for a
+//! slot that is gone are refused: what is late cannot reach anybody else's block.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -6,6 +6,7 @@ mod auth;
 mod choices;
 mod client;
 mod disagg;
+mod disagg_router;
 mod errors;
 mod fake_core;
 mod fake_text;

@@ -244,7 +244,7 @@ impl Connection {
             } => {
                 let known = self.names.remove(&id);
                 let gone = known.and_then(|r| self.moving.remove(&r).map(|_| r));
-                // An offer may be refused before it was shown: then it still waits under its ticket.
+                // An offer may be refused before it was shown: then its ticket still waits.
                 let gone = gone.or_else(|| Some(self.wanted.remove(&request.0)?.claim.request));
                 if let Some(request) = gone {
                     let reason = format!("the transfer failed: {}", cause.name());
