@@ -9,6 +9,7 @@ use pb_contract::{
     QueueOrder,
 };
 
+use super::kv::KvArgs;
 use super::names::{
     CACHES, EVICTIONS, HASHES, KV_DTYPES, NUMERICS, POLICIES, PREEMPTIONS, PRESETS, QUEUES, named,
 };
@@ -25,6 +26,7 @@ use crate::size::ByteSize;
   prefillbench serve --model smollm2-135m --lora-modules sql=./sql-lora poems=./poems-lora
   prefillbench serve --model smollm2-135m --device cuda --kv-dtype bf16
   prefillbench serve --model smollm2-135m --tier-host-bytes 2GiB --kv-bytes 256MiB
+  prefillbench serve --model smollm2-135m --role prefill --kv-listen 127.0.0.1:9100
 
 What an option does not say, --config does; what that does not say, --preset does.
 One line with the address is printed when the server is ready; port 0 chooses a free one.")]
@@ -59,6 +61,9 @@ pub(crate) struct ServeArgs {
     /// The engine.
     #[command(flatten)]
     pub(crate) engine: ServeEngineArgs,
+    /// Other workers.
+    #[command(flatten)]
+    pub(crate) kv: KvArgs,
 }
 
 /// `on` or `off`.

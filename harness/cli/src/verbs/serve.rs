@@ -2,6 +2,7 @@
 
 mod combinations;
 mod config;
+mod kv;
 
 use std::io::{Read, Write};
 use std::path::Path;
@@ -10,11 +11,11 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use pb_contract::WallClock;
-use pb_core::{Engine, EngineParts};
+use pb_core::EngineParts;
 use pb_gpu::DeviceKind;
 use pb_model::config::LlamaConfig;
 use pb_model::lora::{AdapterSet, LoraAdapter};
-use pb_server::{ModelAssets, ServedAdapter, ServerOptions, TokenizerText, serve};
+use pb_server::{Core, ModelAssets, ServedAdapter, ServerOptions, TokenizerText, serve};
 use tokio::sync::watch;
 
 use self::config::ConfigFile;
@@ -47,6 +48,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
             pb_gpu::engine(kind, &cache, &parts, config)?
         }
     };
+    let (core, kv) = kv::core(&args.kv, engine, parts.kv_shape())?;
     progress.clear();
     let assets = ModelAssets {
         text: Arc::new(TokenizerText::new(obtained.model.tokenizer, vocab)),
@@ -59,10 +61,11 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         port: args.port,
         model_name: name.clone(),
         api_key,
+        kv,
         unix_at_start_s: jiff::Timestamp::now().as_second().max(0) as u64,
         ..ServerOptions::default()
     };
-    serve_until_stopped(engine, assets, options, args.until_stdin_closes)?;
+    serve_until_stopped(core, assets, options, args.until_stdin_closes)?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -77,7 +80,7 @@ fn device_kind(device: KernelDevice) -> Option<DeviceKind> {
 
 /// Serves until the process is asked to stop.
 fn serve_until_stopped(
-    engine: Engine,
+    core: Box<dyn Core>,
     assets: ModelAssets,
     options: ServerOptions,
     until_stdin_closes: bool,
@@ -98,7 +101,7 @@ fn serve_until_stopped(
         // The first request to stop drains, the second does not wait for that.
         let asked = stop_requests(until_stdin_closes);
         serve(
-            Box::new(engine),
+            core,
             assets,
             Arc::new(WallClock),
             options,

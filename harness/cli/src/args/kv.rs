@@ -1,0 +1,87 @@
+//! The part of the command line of `serve` that is about other workers.
+
+use clap::{Args, ValueEnum};
+
+/// What a worker does of other workers' requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Role {
+    /// Computes prompts for others, and goes on with theirs.
+    Both,
+    /// Computes prompts for others.
+    Prefill,
+    /// Goes on with others' prompts.
+    Decode,
+}
+
+/// What carries KV.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvTransport {
+    /// Sockets.
+    Tcp,
+    /// Shared memory of one machine.
+    Shm,
+    /// This process.
+    Local,
+}
+
+/// Who sets the pace of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvMode {
+    /// The decode worker, a window at a time.
+    Pull,
+    /// The prefill worker, once the other has room.
+    Push,
+}
+
+/// What is sent as one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvGranularity {
+    /// All of it.
+    Bulk,
+    /// Block by block.
+    Chunk,
+    /// Layer by layer.
+    Layer,
+}
+
+/// What becomes of a request whose KV does not come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvFailure {
+    /// Its prompt is computed here.
+    Recompute,
+    /// It fails with 503.
+    Fail,
+}
+
+/// Prefill and decode on different workers.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Disaggregation")]
+pub(crate) struct KvArgs {
+    /// Take part in disaggregation: what is done here of requests that several workers share.
+    #[arg(long, value_enum)]
+    pub(crate) role: Option<Role>,
+    /// Where KV is claimed: HOST:PORT with tcp [default: 127.0.0.1:0], a path with shm [default:
+    /// one in the temporary directory]. A worker on a loopback address fetches from loopback only.
+    #[arg(long, value_name = "ADDRESS", requires = "role")]
+    pub(crate) kv_listen: Option<String>,
+    /// What carries KV; the same on all workers [default: tcp].
+    #[arg(long, value_enum, requires = "role")]
+    pub(crate) kv_transport: Option<KvTransport>,
+    /// Who sets the pace of what is sent from here [default: pull].
+    #[arg(long, value_enum, requires = "role")]
+    pub(crate) kv_mode: Option<KvMode>,
+    /// What is sent from here as one [default: bulk].
+    #[arg(long, value_enum, requires = "role")]
+    pub(crate) kv_granularity: Option<KvGranularity>,
+    /// What becomes of a request whose KV does not come [default: recompute].
+    #[arg(long, value_enum, requires = "role")]
+    pub(crate) kv_failure: Option<KvFailure>,
+    /// How long KV is held after anything was last heard of it [default: 30000].
+    #[arg(
+        long,
+        value_name = "MS",
+        requires = "role",
+        value_parser = clap::value_parser!(u64).range(1..=86_400_000)
+    )]
+    pub(crate) kv_lease_ms: Option<u64>,
+}

@@ -1,0 +1,181 @@
+//! The ways in and out of a worker that shares requests with others.
+
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use pb_contract::{Clock, Nanos, Stream, WallClock};
+use pb_core::Engine;
+use pb_core::disagg::{KvEngine, KvOptions, KvPorts, KvShape, OnFailure};
+use pb_server::{Core, KvFacts, KvRole};
+use pb_transfer::service::{Dial, KvListener, Remote};
+use pb_transfer::{Granularity, Mode, ShmOptions, TcpOptions};
+
+use crate::args::{KvArgs, KvFailure, KvGranularity, KvMode, KvTransport, Role};
+
+/// How long a peer may take to connect, or to take bytes.
+const STALL: Duration = Duration::from_secs(10);
+/// TCP connections between two workers.
+const CONNECTIONS: u32 = 2;
+const SHM: ShmOptions = ShmOptions {
+    slots: 8,
+    slot_bytes: 1 << 20,
+    stall: STALL,
+};
+
+/// The core of a server: the engine, with transfers when it has a role.
+pub(super) fn core(
+    args: &KvArgs,
+    engine: Engine,
+    shape: KvShape,
+) -> Result<(Box<dyn Core>, Option<KvFacts>)> {
+    let Some(role) = args.role else {
+        return Ok((Box::new(engine), None));
+    };
+    let role = match role {
+        Role::Both => KvRole::Both,
+        Role::Prefill => KvRole::Prefill,
+        Role::Decode => KvRole::Decode,
+    };
+    let clock: Arc<dyn Clock> = Arc::new(WallClock);
+    let seed = fresh_seed();
+    let engine_id = format!("{:016x}", Stream::new(seed, "engine id").next_u64());
+    let transport = args.kv_transport.unwrap_or(KvTransport::Tcp);
+    let opened = match transport {
+        KvTransport::Tcp => tcp(args, role, &clock)?,
+        KvTransport::Shm => shm(args, role, &engine_id, &clock)?,
+        KvTransport::Local => local(args, role)?,
+    };
+    let (ports, remote) = opened;
+    let core = KvEngine::new(engine, shape, ports, &options(args), &clock, seed);
+    let facts = KvFacts {
+        role,
+        engine_id,
+        transport: match transport {
+            KvTransport::Tcp => "tcp",
+            KvTransport::Shm => "shm",
+            KvTransport::Local => "local",
+        },
+        remote,
+    };
+    Ok((Box::new(core.map_err(|e| anyhow!(e))?), Some(facts)))
+}
+
+/// Another one in every process: names of transfers must not be used twice, not even after a
+/// restart.
+fn fresh_seed() -> u64 {
+    // The keys of the standard library's hasher are random.
+    let mut hasher = RandomState::new().build_hasher();
+    hasher.write_i128(jiff::Timestamp::now().as_nanosecond());
+    hasher.write_u32(std::process::id());
+    hasher.finish()
+}
+
+fn options(args: &KvArgs) -> KvOptions {
+    let defaults = KvOptions::default();
+    KvOptions {
+        mode: match args.kv_mode {
+            None => defaults.mode,
+            Some(KvMode::Pull) => Mode::Pull,
+            Some(KvMode::Push) => Mode::Push,
+        },
+        granularity: match args.kv_granularity {
+            None => defaults.granularity,
+            Some(KvGranularity::Bulk) => Granularity::Bulk,
+            Some(KvGranularity::Chunk) => Granularity::Chunk,
+            Some(KvGranularity::Layer) => Granularity::Layer,
+        },
+        on_failure: match args.kv_failure {
+            None => defaults.on_failure,
+            Some(KvFailure::Recompute) => OnFailure::Recompute,
+            Some(KvFailure::Fail) => OnFailure::Fail,
+        },
+        lease: args.kv_lease_ms.map_or(defaults.lease, Nanos::from_millis),
+        ..defaults
+    }
+}
+
+type Opened = (KvPorts, Option<Remote>);
+
+fn tcp(args: &KvArgs, role: KvRole, clock: &Arc<dyn Clock>) -> Result<Opened> {
+    let text = args.kv_listen.as_deref().unwrap_or("127.0.0.1:0");
+    let named = || format!("--kv-listen {text}");
+    let mut found = text
+        .to_socket_addrs()
+        .with_context(|| format!("{}: write it as HOST:PORT", named()))?;
+    let at: SocketAddr = found
+        .next()
+        .ok_or_else(|| anyhow!("{}: the host has no address", named()))?;
+    if at.ip().is_unspecified() {
+        let example = match at.ip() {
+            IpAddr::V4(_) => "192.0.2.7",
+            IpAddr::V6(_) => "[2001:db8::7]",
+        };
+        bail!(
+            "{}: other workers are told this address; name the one that they reach, for example \
+             {example}:{}",
+            named(),
+            at.port()
+        );
+    }
+    let mut ports = KvPorts::default();
+    let mut remote = None;
+    if role.hands_off() {
+        let opened = KvListener::tcp(at, STALL, Arc::clone(clock)).with_context(named)?;
+        ports.listener = Some(opened.0);
+        remote = Some(opened.1);
+    }
+    if role.takes() {
+        ports.dial = Some(Dial::Tcp {
+            options: TcpOptions {
+                connections: CONNECTIONS,
+                stall: STALL,
+            },
+            loopback_only: at.ip().is_loopback(),
+        });
+    }
+    Ok((ports, remote))
+}
+
+fn shm(args: &KvArgs, role: KvRole, engine_id: &str, clock: &Arc<dyn Clock>) -> Result<Opened> {
+    let default = || std::env::temp_dir().join(format!("prefillbench-kv-{engine_id}.sock"));
+    let path = args.kv_listen.as_ref().map_or_else(default, PathBuf::from);
+    let mut ports = KvPorts::default();
+    let mut remote = None;
+    if role.hands_off() {
+        let opened = KvListener::shm(&path, SHM, Arc::clone(clock))
+            .with_context(|| format!("--kv-listen {}", path.display()))?;
+        ports.listener = Some(opened.0);
+        remote = Some(opened.1);
+    }
+    if role.takes() {
+        ports.dial = Some(Dial::Shm(SHM));
+    }
+    Ok((ports, remote))
+}
+
+fn local(args: &KvArgs, role: KvRole) -> Result<Opened> {
+    if role != KvRole::Both {
+        bail!(
+            "--kv-transport local: moves KV within one process, so it needs --role both; use tcp \
+             or shm between workers"
+        );
+    }
+    if let Some(address) = &args.kv_listen {
+        bail!("--kv-listen {address}: has no effect with --kv-transport local; leave it out");
+    }
+    let (peers, listener) = channel();
+    let ports = KvPorts {
+        listener: Some(KvListener::Local(listener)),
+        dial: Some(Dial::Local(peers)),
+    };
+    let remote = Remote {
+        host: "local".to_owned(),
+        port: 0,
+    };
+    Ok((ports, Some(remote)))
+}
