@@ -184,10 +184,12 @@ impl Table {
             };
             return format!("<th scope=\"row\">{text}</th>");
         }
-        let class = match (self.classes.get(&(row, column)), self.is_number(column)) {
-            (Some(class), _) => class,
-            (None, true) => "number",
-            (None, false) => state_class(cell),
+        let last = column + 1 == self.headers.len();
+        let class = match self.classes.get(&(row, column)) {
+            Some(class) => class,
+            None if self.is_number(column) => "number",
+            None if self.wraps_last && last => "sentence",
+            None => state_class(cell),
         };
         match class {
             "" => format!("<td>{text}</td>"),

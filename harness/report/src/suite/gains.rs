@@ -272,7 +272,7 @@ fn constant(own: &[&Comparison]) -> String {
         .filter(|f| own.iter().all(|one| one.margin == f.margin))
     {
         let margin = match first.scale.as_str() {
-            "ratio" => format!("{} %", crate::format::significant(100.0 * first.margin)),
+            "ratio" => format!("{} %", crate::svg::scale::tick_label(100.0 * first.margin)),
             _ => first.measure().shown(first.margin),
         };
         words.push(format!("margin {margin}"));
