@@ -142,7 +142,7 @@ pub(crate) fn text(v: &Validation) -> String {
             line(format!("  {:<22} {words}", ""));
         }
     }
-    line("Planted faults: each must be rejected".into());
+    line("Planted faults: each that must show must be rejected".into());
     for f in &v.faults {
         fault_lines(f).into_iter().for_each(&mut line);
         // With every fault planted the table alone is to be read.
@@ -165,7 +165,9 @@ pub(crate) fn text(v: &Validation) -> String {
 /// What the exit code says, in words.
 fn conclusion(code: u8) -> &'static str {
     match code {
-        0 => "PASS: every variant agrees with the monolithic pass and every fault was rejected",
+        0 => {
+            "PASS: every variant agrees with the monolithic pass, every fault that must show is rejected"
+        }
         3 => "INCONCLUSIVE: nothing is wrong, but a mean is undecided; try more --prompts",
         _ => "FAIL: a variant differs or a planted fault was not rejected",
     }

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::row::choice_flip;
 use super::{Flip, RemoteError, RowDelta, TopRow, compare};
 
 /// Where two continuations part.
@@ -16,9 +17,8 @@ pub struct Divergence {
     pub a: String,
     /// Token of the second.
     pub b: String,
-    /// Why: a near tie or a real difference. None when both lists have the same most likely token,
-    /// so that a side did not take its own.
-    pub flip: Option<Flip>,
+    /// Why: a near tie or a real difference, by the tokens that were chosen.
+    pub flip: Flip,
 }
 
 /// Compares two continuations row by row to the first different token, whose row is the last that
@@ -37,15 +37,17 @@ pub fn compare_generated(
             deltas.push(delta);
             continue;
         }
+        let flip = choice_flip(row_a, row_b, tie_margin);
         let divergence = Divergence {
             prompt: prompt.to_owned(),
             after_tokens: index as u32,
             a: row_a.token.clone(),
             b: row_b.token.clone(),
-            flip: delta.flip,
+            flip,
         };
         // Each side chose its maximum, so the change of either token has a known sign here: noise
         // would look like a loss.
+        delta.flip = Some(flip);
         delta.delta_logprob = None;
         delta.delta_p = None;
         deltas.push(delta);
@@ -83,8 +85,23 @@ mod tests {
         );
         let parted = parted.unwrap();
         assert_eq!((parted.after_tokens, &parted.b[..]), (1, "y"));
-        assert!(matches!(parted.flip, Some(Flip::NearTie { .. })));
+        assert!(matches!(parted.flip, Flip::NearTie { .. }));
         let (rows, parted) = compare_generated("p", &a, &a, 2, 0.1).unwrap();
         assert_eq!((rows.len(), parted), (3, None));
+    }
+
+    #[test]
+    fn equal_logits_are_a_tie_whichever_was_taken_and_what_is_given_away_is_not() {
+        let flip = |x: TopRow, y: TopRow| {
+            let (rows, parted) = compare_generated("p", &[x], &[y], 2, 0.1).unwrap();
+            assert_eq!(rows[0].flip, parted.as_ref().map(|p| p.flip));
+            parted.unwrap().flip
+        };
+        // Both lists begin with x by name; the second side took y of equals.
+        let tie = flip(row(5, "x", -0.7, -0.7), row(5, "y", -0.7, -0.7));
+        assert_eq!(tie, Flip::NearTie { margin: 0.0 });
+        // The first side saw a tie; the second took y although its own list prefers x.
+        let wrong = flip(row(5, "x", -0.7, -0.7), row(5, "y", -0.2, -1.7));
+        assert_eq!(wrong, Flip::Real { margin: 1.5 });
     }
 }

@@ -154,6 +154,24 @@ pub fn compare(a: &TopRow, b: &TopRow, k: usize, tie_margin: f64) -> Result<RowD
     })
 }
 
+/// How two greedy rows of one context came to different tokens. Equal logits are common in bf16,
+/// and either token is then a right choice, so the chosen ones count, not the order of a list. A
+/// side that did not take its most likely token differs by at least what it gave away.
+pub(super) fn choice_flip(a: &TopRow, b: &TopRow, tie_margin: f64) -> Flip {
+    let own = |row: &TopRow| row.logprob().unwrap_or(f64::NEG_INFINITY);
+    let best = |row: &TopRow| row.top.values().copied().fold(f64::NEG_INFINITY, f64::max);
+    let (own_a, own_b) = (own(a), own(b));
+    let given_away = (best(a) - own_a).max(best(b) - own_b);
+    let chosen = flip((a, (&a.token, own_a)), (b, (&b.token, own_b)), tie_margin);
+    let (Flip::NearTie { margin } | Flip::Real { margin }) = chosen;
+    let margin = margin.max(given_away);
+    if margin < tie_margin {
+        Flip::NearTie { margin }
+    } else {
+        Flip::Real { margin }
+    }
+}
+
 /// A row and its most likely token.
 type Best<'a> = (&'a TopRow, (&'a str, f64));
 

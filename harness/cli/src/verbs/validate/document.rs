@@ -270,7 +270,7 @@ fn beside(stats: &RemoteStats) -> Vec<String> {
     ];
     if let Some(first) = stats.divergences.first() {
         let real = stats.divergences.iter();
-        let near = real.filter(|d| matches!(d.flip, Some(Flip::NearTie { .. })));
+        let near = real.filter(|d| matches!(d.flip, Flip::NearTie { .. }));
         lines.push(format!(
             "{} of {} texts part, {} at a near tie; the first after {} tokens of prompt {}",
             stats.divergences.len(),

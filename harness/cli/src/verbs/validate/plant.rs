@@ -119,9 +119,9 @@ mod tests {
             let altered = alteration.apply(&prompt, &other);
             assert_ne!(altered, prompt, "{alteration:?}");
             let shift = alteration.shift(64);
-            for at in alteration.first_row(64)..64 {
+            for (at, token) in prompt.iter().enumerate().skip(alteration.first_row(64)) {
                 let from = (at as i64 - shift) as usize;
-                assert_eq!(altered[from], prompt[at], "{alteration:?} at {at}");
+                assert_eq!(altered[from], *token, "{alteration:?} at {at}");
                 assert!(from > 0, "the first token that is sent has no row");
             }
         }
