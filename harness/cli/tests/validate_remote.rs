@@ -119,14 +119,8 @@ fn a_server_without_a_cache_is_not_proven_warm() {
     assert!(why.contains("found less than half"), "{why}");
 }
 
-#[test]
-fn tasks_are_scored_on_both_servers() {
-    let (a, b) = (
-        Planted::start(exact(Fault::None, 512)),
-        Planted::start(exact(Fault::None, 48)),
-    );
-    let dir = tempfile::tempdir().expect("a directory");
-    let file = dir.path().join("items.jsonl");
+/// A question with a number and 80 with two choices.
+fn items() -> String {
     let item = |n: usize| {
         let answer = ["A", "B"][n % 2];
         format!(
@@ -137,8 +131,18 @@ fn tasks_are_scored_on_both_servers() {
         )
     };
     let number = "{\"question\": \"One and one?\", \"answer\": \"1+1=2\\n#### 2\"}\n";
-    let text: String = (0..80).map(item).collect();
-    std::fs::write(&file, number.to_owned() + &text).expect("written");
+    number.to_owned() + &(0..80).map(item).collect::<String>()
+}
+
+#[test]
+fn tasks_are_scored_on_both_servers() {
+    let (a, b) = (
+        Planted::start(exact(Fault::None, 512)),
+        Planted::start(exact(Fault::None, 48)),
+    );
+    let dir = tempfile::tempdir().expect("a directory");
+    let file = dir.path().join("items.jsonl");
+    std::fs::write(&file, items()).expect("written");
     let novel = concat!(
         env!("CARGO_MANIFEST_DIR"),
         "/../../workloads/prompts/northanger_abbey.txt"
@@ -194,76 +198,29 @@ fn tasks_are_scored_on_both_servers() {
 
 #[test]
 fn bad_input_says_what_and_exits_with_2() {
-    for (args, part) in [
-        (vec!["validate"], "--model"),
+    const SERVER: &str = "validate --model m --base-url http://127.0.0.1:9";
+    let with = |more: &str| format!("{SERVER}{more}");
+    let tasks = "validate tasks --base-url http://127.0.0.1:9 --against http://127.0.0.1:9 \
+                 --model m --tasks no-such-file";
+    for (line, part) in [
+        ("validate".to_owned(), "--model"),
         (
-            vec![
-                "validate",
-                "--model",
-                "m",
-                "--against",
-                "http://127.0.0.1:9",
-            ],
+            "validate --model m --against http://127.0.0.1:9".to_owned(),
             "--base-url",
         ),
         (
-            vec!["validate", "--base-url", "127.0.0.1:9", "--model", "m"],
+            "validate --model m --base-url 127.0.0.1:9".to_owned(),
             "http://HOST:PORT",
         ),
-        (
-            vec![
-                "validate",
-                "--base-url",
-                "http://127.0.0.1:9",
-                "--model",
-                "m",
-            ],
-            "127.0.0.1:9",
-        ),
-        (
-            vec![
-                "validate",
-                "--base-url",
-                "http://127.0.0.1:9",
-                "--model",
-                "m",
-                "--prompt-len",
-                "20",
-            ],
-            "--prompt-len 20",
-        ),
-        (
-            vec![
-                "validate",
-                "--base-url",
-                "http://127.0.0.1:9",
-                "--model",
-                "m",
-                "--chunks",
-                "4",
-            ],
-            "--chunks",
-        ),
-        (
-            vec![
-                "validate",
-                "tasks",
-                "--base-url",
-                "http://127.0.0.1:9",
-                "--against",
-                "http://127.0.0.1:9",
-                "--model",
-                "m",
-                "--tasks",
-                "no-such-file",
-            ],
-            "no-such-file",
-        ),
+        (with(""), "127.0.0.1:9"),
+        (with(" --prompt-len 20"), "--prompt-len 20"),
+        (with(" --chunks 4"), "--chunks"),
+        (tasks.to_owned(), "no-such-file"),
     ] {
-        let output = run(&args);
+        let output = run(&line.split_whitespace().collect::<Vec<_>>());
         let said = stderr(&output);
-        assert_eq!(output.status.code(), Some(2), "{args:?}: {said}");
-        assert!(said.contains(part), "{args:?}: {said}");
-        assert!(!said.contains("panicked"), "{args:?}: {said}");
+        assert_eq!(output.status.code(), Some(2), "{line}: {said}");
+        assert!(said.contains(part), "{line}: {said}");
+        assert!(!said.contains("panicked"), "{line}: {said}");
     }
 }

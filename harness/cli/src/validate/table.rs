@@ -166,7 +166,7 @@ pub(crate) fn text(v: &Validation) -> String {
 fn conclusion(code: u8) -> &'static str {
     match code {
         0 => {
-            "PASS: every variant agrees with the monolithic pass, every fault that must show is rejected"
+            "PASS: every variant agrees with the monolithic pass, every fault is seen that must be"
         }
         3 => "INCONCLUSIVE: nothing is wrong, but a mean is undecided; try more --prompts",
         _ => "FAIL: a variant differs or a planted fault was not rejected",
