@@ -1,7 +1,7 @@
 //! The scenarios: one for each hypothesis, and for each of them near misses, which look alike to
 //! whoever goes by the symptom or by one figure.
 
-use pb_bench::server::{Gauge, Gauges, Server, WindowCounters};
+use pb_bench::server::{Gauge, Gauges, Server};
 use pb_contract::{EngineConfig, Nanos, Numerics, PolicyKind, PrefixCacheKind, Preset};
 use pb_core::sim::{CostModel, DecodeCost, PrefillCost};
 use pb_tests::engine;
@@ -180,16 +180,11 @@ fn chunks() -> Vec<Scenario> {
     ]
 }
 
-/// A metrics page with a high usage and a hit rate of 40 %.
+/// A metrics page with a high usage.
 fn remote() -> Server {
     Server {
         metrics_url: "http://127.0.0.1:8000/metrics".into(),
         scrapes: 9,
-        counters: WindowCounters {
-            hit_tokens: Some(8346),
-            query_tokens: Some(20_864),
-            ..WindowCounters::default()
-        },
         gauges: Gauges {
             kv_usage: Some(Gauge {
                 n: 9,
