@@ -247,7 +247,7 @@ fn a_server_that_does_not_start_is_a_failed_cell_with_its_words() {
         *changed.pointer_mut(place).expect(place) = value;
         assert!(!schema::check(&committed(), &changed).is_empty(), "{place}");
     }
-    if let Some(found) = schema::jsonschema(&committed(), &[document.clone()]) {
+    if let Some(found) = schema::jsonschema(&committed(), std::slice::from_ref(&document)) {
         assert_eq!(found, [Vec::<String>::new()]);
     }
     assert_eq!(document["comparisons"][0]["verdict"], "inconclusive");

@@ -125,11 +125,14 @@ impl Source {
 
 fn until_acknowledged(agent: &mut SourceAgent) -> Outcome<()> {
     loop {
-        for event in agent.step(PATIENCE) {
-            match event {
-                SourceEvent::Freed { ended, .. } if ended == Ended::Acknowledged => return Ok(()),
-                other => return Err(format!("{other:?}").into()),
-            }
+        if let Some(event) = agent.step(PATIENCE).into_iter().next() {
+            return match event {
+                SourceEvent::Freed {
+                    ended: Ended::Acknowledged,
+                    ..
+                } => Ok(()),
+                other => Err(format!("{other:?}").into()),
+            };
         }
     }
 }

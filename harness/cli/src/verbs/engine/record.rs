@@ -64,8 +64,12 @@ pub(super) fn run(
     written.with_context(|| format!("--out {}", out.display()))?;
     server.check()?;
     report::run(&ReportArgs {
-        run: out.to_owned(),
+        what: None,
+        run: Some(out.to_owned()),
         json: args.json,
+        open: false,
+        cells: false,
+        perfetto: None,
     })
 }
 
