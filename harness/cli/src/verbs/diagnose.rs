@@ -33,7 +33,7 @@ pub(crate) fn run(args: &DiagnoseArgs) -> Result<ExitCode> {
 fn write_suite(path: &Path, diagnosis: &Diagnosis) -> Result<()> {
     let suite = diagnosis.next_suite();
     let Some(suite) = suite.filter(|_| diagnosis.outcome != Outcome::Void) else {
-        console::say("no suite is written: the run leaves nothing to test".to_owned());
+        console::say("no suite is written: the run is void, or leaves nothing to test");
         return Ok(());
     };
     write_atomic(path, suite.as_bytes()).context("--suite-out")?;
