@@ -78,7 +78,7 @@ pub struct KvIndex {
 }
 
 impl KvIndex {
-    /// Knows nothing yet. `ttl_ns` is for workers without events, `max_staleness_ns` for those with.
+    /// Knows nothing yet. `max_staleness_ns` is for workers with events, `ttl_ns` for the others.
     pub fn new(max_staleness_ns: Nanos, ttl_ns: Nanos, max_blocks: usize) -> Self {
         KvIndex {
             known: BTreeMap::new(),

@@ -13,7 +13,8 @@
 //! let decode = router.add_worker(WorkerSpec::new(Pool::Decode, 16));
 //! let ask = Ask { prompt_tokens: 100, splittable: true, ..Ask::default() };
 //! router.arrive(Nanos(0), RequestId(7), ask);
-//! assert!(matches!(router.poll(), Some(Command::Start { at, whole: false, .. }) if at == prefill));
+//! let started = router.poll();
+//! assert!(matches!(started, Some(Command::Start { at, whole: false, .. }) if at == prefill));
 //! router.prefilled(Nanos(5), RequestId(7)); // the first token is there
 //! assert_eq!(router.poll(), Some(Command::Hand { id: RequestId(7), to: decode }));
 //! # Ok::<(), pb_router::ConfigError>(())

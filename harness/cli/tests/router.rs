@@ -199,7 +199,9 @@ fn two_workers_answer_as_one() {
         ] {
             for stream in [false, true] {
                 let body = format!(
-                    r#"{{"prompt":{prompt:?},"stream":{stream},"stream_options":{{"include_usage":true}},{more}}}"#
+                    "\
+                        {{\"prompt\":{prompt:?},\"stream\":{stream},\
+                        \"stream_options\":{{\"include_usage\":true}},{more}}}"
                 );
                 let body = match stream {
                     true => body,

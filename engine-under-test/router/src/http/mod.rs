@@ -12,6 +12,8 @@ mod client;
 mod error;
 mod flow;
 mod join;
+#[cfg(test)]
+mod join_tests;
 mod naming;
 mod options;
 mod page;

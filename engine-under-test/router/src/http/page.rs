@@ -9,7 +9,6 @@ use crate::worker::WorkerView;
 pub(crate) fn render(router: &Router) -> String {
     let mut page = String::new();
     let stats = router.stats();
-    let (queued, held) = router.waiting();
     head(
         &mut page,
         "requests_total",
@@ -57,6 +56,15 @@ pub(crate) fn render(router: &Router) -> String {
             count,
         );
     }
+    sums(&mut page, router);
+    workers(&mut page, &router.workers());
+    page
+}
+
+/// Counters and gauges without labels.
+fn sums(page: &mut String, router: &Router) {
+    let stats = router.stats();
+    let (queued, held) = router.waiting();
     let counters = [
         (
             "local_prefill_total",
@@ -100,8 +108,8 @@ pub(crate) fn render(router: &Router) -> String {
         ),
     ];
     for (name, help, count) in counters {
-        head(&mut page, name, help, "counter");
-        line(&mut page, name, "", count);
+        head(page, name, help, "counter");
+        line(page, name, "", count);
     }
     for (name, help, count) in [
         ("queue_depth", "Requests that wait for a worker.", queued),
@@ -116,11 +124,9 @@ pub(crate) fn render(router: &Router) -> String {
             router.live(),
         ),
     ] {
-        head(&mut page, name, help, "gauge");
-        line(&mut page, name, "", count as u64);
+        head(page, name, help, "gauge");
+        line(page, name, "", count as u64);
     }
-    workers(&mut page, &router.workers());
-    page
 }
 
 /// A figure of a worker: name, help, and where it stands.

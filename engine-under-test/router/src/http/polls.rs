@@ -283,7 +283,9 @@ mod tests {
         for bad in [
             &br#"{}"#[..],
             br#"{"engine_id":"e","next_seq":1,"oldest_seq":0,"events":[{"seq":0,"kind":"moved"}]}"#,
-            br#"{"engine_id":"e","next_seq":1,"oldest_seq":0,"events":[{"seq":0,"kind":"stored","hashes":["x"]}]}"#,
+            b"\
+                {\"engine_id\":\"e\",\"next_seq\":1,\"oldest_seq\":0,\"events\":[{\"seq\":0,\
+                \"kind\":\"stored\",\"hashes\":[\"x\"]}]}",
         ] {
             assert!(page_of(bad).is_err());
         }

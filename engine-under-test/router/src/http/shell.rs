@@ -145,8 +145,11 @@ impl Shared {
 impl Core {
     fn deliver(&mut self) {
         while let Some(command) = self.router.poll() {
-            let (Command::Start { id, .. } | Command::Hand { id, .. } | Command::Refuse { id, .. }) =
-                command;
+            let id = match command {
+                Command::Start { id, .. }
+                | Command::Hand { id, .. }
+                | Command::Refuse { id, .. } => id,
+            };
             if let Some(waiting) = self.waiting.get(&id) {
                 // Whoever has gone says so itself.
                 let _ = waiting.send(command);

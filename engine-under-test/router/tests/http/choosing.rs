@@ -9,7 +9,9 @@ use serde_json::json;
 use crate::setup::{get, open, options, post, start, until};
 use crate::worker::{Step, Worker, answer, info};
 
-const ANSWER: &str = r#"{"id":"x","choices":[{"index":0,"text":"A","finish_reason":"stop"}],"kv_transfer_params":{"finished":true}}"#;
+const ANSWER: &str = "\
+    {\"id\":\"x\",\"choices\":[{\"index\":0,\"text\":\"A\",\"finish_reason\":\"stop\"}],\
+    \"kv_transfer_params\":{\"finished\":true}}";
 
 /// Names of the blocks of four of these tokens, as the workers have them.
 fn names(tokens: &[u32], salt: Option<&str>) -> Vec<String> {

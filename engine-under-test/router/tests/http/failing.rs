@@ -13,7 +13,9 @@ use crate::worker::{Step, Worker, answer, chunk, stream, stream_end, stream_head
 
 const STREAM: &str = r#"{"prompt":[1,2,3,4,5],"stream":true}"#;
 const WHOLE: &str = r#"{"prompt":[1,2,3,4,5]}"#;
-const FIRST: &str = r#"{"id":"p","created":1,"choices":[{"index":0,"text":"A","finish_reason":null}],"kv_transfer_params":{"transfer_id":7,"finished":false}}"#;
+const FIRST: &str = "\
+    {\"id\":\"p\",\"created\":1,\"choices\":[{\"index\":0,\"text\":\"A\",\
+    \"finish_reason\":null}],\"kv_transfer_params\":{\"transfer_id\":7,\"finished\":false}}";
 const SECOND: &str =
     r#"{"id":"d","created":2,"choices":[{"index":0,"text":"B","finish_reason":"stop"}]}"#;
 const UNAVAILABLE: &str =
@@ -258,15 +260,14 @@ async fn a_worker_that_is_silent_is_given_up() {
     assert!(outcome(&reply).unwrap_err().contains("silent"));
 }
 
+/// Whether the router has no request any more.
+async fn idle(running: &Running) -> bool {
+    let page = get(running.addr, "/metrics").await.text();
+    page.contains("prefillbench_router_live_requests 0\n")
+}
+
 #[tokio::test]
 async fn a_client_that_leaves_is_left_by_its_workers() {
-    let live = |running: &Running| {
-        let addr = running.addr;
-        async move {
-            let page = get(addr, "/metrics").await.text();
-            page.contains("prefillbench_router_live_requests 0\n")
-        }
-    };
     for body in [STREAM, WHOLE] {
         // While its prompt is computed.
         let (prefill, _, running) = pair().await;
@@ -281,7 +282,7 @@ async fn a_client_that_leaves_is_left_by_its_workers() {
             prefill.closed() == 1
         })
         .await;
-        until("nothing is alive", || live(&running)).await;
+        until("nothing is alive", || idle(&running)).await;
         // While its KV is fetched.
         let (prefill, decode, running) = pair().await;
         prefill.script(if body == STREAM {
@@ -300,14 +301,17 @@ async fn a_client_that_leaves_is_left_by_its_workers() {
             decode.closed() == 1
         })
         .await;
-        until("nothing is alive", || live(&running)).await;
+        until("nothing is alive", || idle(&running)).await;
         let page = get(running.addr, "/metrics").await.text();
         assert!(
             page.contains("requests_total{outcome=\"cancelled\"} 1\n"),
             "{page}"
         );
     }
-    // While it decodes.
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_in_the_middle_of_its_answer_is_left_too() {
     let (prefill, decode, running) = pair().await;
     prefill.script(stream(&[FIRST]));
     let half = SECOND.replace("\"stop\"", "null");
@@ -329,5 +333,5 @@ async fn a_client_that_leaves_is_left_by_its_workers() {
         decode.closed() == 1
     })
     .await;
-    until("nothing is alive", || live(&running)).await;
+    until("nothing is alive", || idle(&running)).await;
 }

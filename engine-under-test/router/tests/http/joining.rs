@@ -10,18 +10,28 @@ const PROMPT: &str = r#"{"model":"m","prompt":[1,2,3,4,5],"max_tokens":3,"stream
 const WHOLE: &str = r#"{"model":"m","prompt":[1,2,3,4,5],"max_tokens":3}"#;
 
 /// Of the prefill worker: the first token, then where its KV is.
-const FIRST: &str = r#"{"id":"cmpl-p","object":"text_completion","created":1,"model":"m","choices":[{"index":0,"text":"A","finish_reason":null}]}"#;
-const PARAMS: &str = r#"{"do_remote_prefill":true,"remote_engine_id":"e","remote_host":"127.0.0.1","remote_port":9,"transfer_id":77,"remote_block_size":4,"num_tokens":5,"first_token":65,"finished":false}"#;
+const FIRST: &str = "\
+    {\"id\":\"cmpl-p\",\"object\":\"text_completion\",\"created\":1,\"model\":\"m\",\
+    \"choices\":[{\"index\":0,\"text\":\"A\",\"finish_reason\":null}]}";
+const PARAMS: &str = "\
+    {\"do_remote_prefill\":true,\"remote_engine_id\":\"e\",\"remote_host\":\"127.0.0.1\",\
+    \"remote_port\":9,\"transfer_id\":77,\"remote_block_size\":4,\"num_tokens\":5,\
+    \"first_token\":65,\"finished\":false}";
 
 fn end_of_prefill(params: &str) -> String {
     format!(
-        r#"{{"id":"cmpl-p","object":"text_completion","created":1,"model":"m","choices":[{{"index":0,"text":"","finish_reason":"length"}}],"kv_transfer_params":{params}}}"#
+        "\
+            {{\"id\":\"cmpl-p\",\"object\":\"text_completion\",\"created\":1,\"model\":\"m\",\
+            \"choices\":[{{\"index\":0,\"text\":\"\",\"finish_reason\":\"length\"}}],\
+            \"kv_transfer_params\":{params}}}"
     )
 }
 
 fn event(text: &str, finish: &str) -> String {
     format!(
-        r#"{{"id":"cmpl-d","object":"text_completion","created":2,"model":"m","choices":[{{"index":0,"text":"{text}","finish_reason":{finish}}}]}}"#
+        "\
+            {{\"id\":\"cmpl-d\",\"object\":\"text_completion\",\"created\":2,\"model\":\"m\",\
+            \"choices\":[{{\"index\":0,\"text\":\"{text}\",\"finish_reason\":{finish}}}]}}"
     )
 }
 
@@ -119,12 +129,19 @@ async fn a_chat_of_two_workers_is_one_chat() {
     let (prefill, decode, running) = pair().await;
     let chat = |id: &str, delta: &str, finish: &str| {
         format!(
-            r#"{{"id":"{id}","object":"chat.completion.chunk","created":1,"model":"m","choices":[{{"index":0,"delta":{delta},"finish_reason":{finish}}}]}}"#
+            "\
+                {{\"id\":\"{id}\",\"object\":\"chat.completion.chunk\",\"created\":1,\
+                \"model\":\"m\",\"choices\":[{{\"index\":0,\"delta\":{delta},\
+                \"finish_reason\":{finish}}}]}}"
         )
     };
     let usage = |id: &str, count: u32, cached: u32, params: &str| {
         format!(
-            r#"{{"id":"{id}","object":"chat.completion.chunk","created":1,"model":"m","choices":[],"usage":{{"prompt_tokens":9,"completion_tokens":{count},"prompt_tokens_details":{{"cached_tokens":{cached}}}}}{params}}}"#
+            "\
+                {{\"id\":\"{id}\",\"object\":\"chat.completion.chunk\",\"created\":1,\
+                \"model\":\"m\",\"choices\":[],\"usage\":{{\"prompt_tokens\":9,\
+                \"completion_tokens\":{count},\
+                \"prompt_tokens_details\":{{\"cached_tokens\":{cached}}}}}{params}}}"
         )
     };
     let role = r#"{"role":"assistant","content":""}"#;
@@ -139,7 +156,9 @@ async fn a_chat_of_two_workers_is_one_chat() {
         &chat("d", r#"{"content":"B"}"#, "\"stop\""),
         &usage("d", 2, 8, ""),
     ]));
-    let body = r#"{"model":"m","messages":[{"role":"user","content":"x"}],"stream":true,"stream_options":{"include_usage":true}}"#;
+    let body = "\
+        {\"model\":\"m\",\"messages\":[{\"role\":\"user\",\"content\":\"x\"}],\"stream\":true,\
+        \"stream_options\":{\"include_usage\":true}}";
     let reply = post(running.addr, "/v1/chat/completions", body).await;
     assert_eq!(
         reply.events(),

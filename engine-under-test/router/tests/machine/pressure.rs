@@ -41,6 +41,25 @@ fn early_rejection_by_predicted_time() {
     assert_eq!(router.stats().refused_early, 1);
 }
 
+/// Six requests arrive; which are started and which are refused.
+fn six_at_once(router: &mut Router) -> (Vec<u64>, Vec<u64>) {
+    let (mut started, mut refused) = (Vec::new(), Vec::new());
+    for id in 0..6 {
+        router.arrive(Nanos(id), RequestId(id), ask(160, 0));
+        for command in commands(router) {
+            match command {
+                Command::Start { id, .. } => started.push(id.0),
+                Command::Refuse { id, why } => {
+                    assert_eq!(why, Refusal::QueueFull);
+                    refused.push(id.0);
+                }
+                Command::Hand { .. } => panic!("nothing is computed"),
+            }
+        }
+    }
+    (started, refused)
+}
+
 #[test]
 fn back_pressure_holds_then_stops_then_refuses_and_drains() {
     let config = RouterConfig {
@@ -52,21 +71,7 @@ fn back_pressure_holds_then_stops_then_refuses_and_drains() {
         ..RouterConfig::default()
     };
     let mut router = router(config, &[Pool::Prefill, Pool::Decode]);
-    let mut started = Vec::new();
-    let mut refused = Vec::new();
-    for id in 0..6 {
-        router.arrive(Nanos(id), RequestId(id), ask(160, 0));
-        for command in commands(&mut router) {
-            match command {
-                Command::Start { id, .. } => started.push(id.0),
-                Command::Refuse { id, why } => {
-                    assert_eq!(why, Refusal::QueueFull);
-                    refused.push(id.0);
-                }
-                Command::Hand { .. } => panic!("nothing is computed"),
-            }
-        }
-    }
+    let (started, refused) = six_at_once(&mut router);
     // Two at the prefill worker, two in the queue, the others are refused.
     assert_eq!((&started[..], &refused[..]), (&[0, 1][..], &[4, 5][..]));
     // Both are computed: the first is handed over, the second is held; the place of neither is

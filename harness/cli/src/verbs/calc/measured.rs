@@ -26,14 +26,7 @@ struct Row {
 
 /// Lines on the transfers of the run in `dir`, given the bytes that a token has and the link.
 pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<Line>> {
-    let path = dir.join(TABLE);
-    let place = || format!("--run {}", path.display());
-    let mut reader = csv::Reader::from_path(&path).with_context(place)?;
-    let rows: Vec<Row> = reader
-        .deserialize()
-        .collect::<Result<_, _>>()
-        .with_context(place)?;
-    ensure!(!rows.is_empty(), "{}: no transfer in it", path.display());
+    let rows = read(dir)?;
     let all = rows.len();
     let good: Vec<Row> = rows
         .into_iter()
@@ -58,8 +51,7 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
             "rows with exactly tokens * bytes per token",
         ),
     ];
-    let mut add = |keys: [&'static str; 2], values: Vec<f64>, what: [&'static str; 2]| {
-        let mut values = values;
+    let mut add = |keys: [&'static str; 2], mut values: Vec<f64>, what: [&'static str; 2]| {
         values.sort_by(f64::total_cmp);
         for ((key, what), p) in keys.into_iter().zip(what).zip([0.5, 0.99]) {
             if let Some(value) = nearest_rank(&values, p) {
@@ -102,6 +94,16 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
         ));
     }
     Ok(lines)
+}
+
+fn read(dir: &Path) -> Result<Vec<Row>> {
+    let path = dir.join(TABLE);
+    let place = || format!("--run {}", path.display());
+    let mut reader = csv::Reader::from_path(&path).with_context(place)?;
+    let rows = reader.deserialize().collect::<Result<Vec<Row>, _>>();
+    let rows = rows.with_context(place)?;
+    ensure!(!rows.is_empty(), "{}: no transfer in it", path.display());
+    Ok(rows)
 }
 
 fn ms(values: impl Iterator<Item = u64>) -> Vec<f64> {
