@@ -25,7 +25,7 @@ pub(crate) enum EngineWhat {
     /// Run a script against the real scheduler, allocator and prefix cache, line by line.
     Replay(ReplayArgs),
     /// Serve a trace in virtual time: the real engine over a model of step times.
-    Simulate(SimulateArgs),
+    Simulate(Box<SimulateArgs>),
 }
 
 /// Arguments of `engine replay`.
