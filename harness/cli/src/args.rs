@@ -153,7 +153,7 @@ pub(crate) enum Verb {
     Compare(CompareArgs),
     /// Put runs to a policy: pass, fail, or cannot tell.
     Gate(GateArgs),
-    /// Weigh hypotheses about a slow server against a run's own rows, and propose the experiment.
+    /// Weigh hypotheses about a slow server against the rows of a run; propose an experiment.
     Diagnose(DiagnoseArgs),
     /// Show whether one tenant can see what another one sent, by timing or by usage.
     Leak(Box<LeakArgs>),
