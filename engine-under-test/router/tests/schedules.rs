@@ -30,6 +30,7 @@ struct Run {
     next: u64,
     lives: BTreeMap<RequestId, At>,
     handed: BTreeMap<RequestId, u32>,
+    handed_again: u64,
     workers: u64,
 }
 
@@ -82,6 +83,7 @@ impl Run {
             next: 0,
             lives: BTreeMap::new(),
             handed: BTreeMap::new(),
+            handed_again: 0,
             workers,
         }
     }
@@ -158,6 +160,15 @@ impl Run {
                 self.router.prefilled(now, id);
             }
             At::Between(_) => {}
+            At::Fetching(to) if fate == 2 => {
+                // Whether it still may is the router's to say; if not, it goes on as it was.
+                self.lives.insert(id, At::Between(to));
+                if self.router.hand_again(now, id, to) {
+                    self.handed_again += 1;
+                } else {
+                    self.lives.insert(id, At::Fetching(to));
+                }
+            }
             At::Fetching(to) => {
                 self.lives.insert(id, At::Decode(to));
                 self.router.fetched(now, id);
@@ -230,6 +241,7 @@ impl Run {
 #[test]
 fn no_request_is_lost_and_no_account_is_wrong() {
     let mut total = pb_router::Stats::default();
+    let mut handed_again = 0;
     for seed in 0..SEEDS {
         let mut run = Run::new(seed);
         for step in 0..STEPS {
@@ -246,6 +258,7 @@ fn no_request_is_lost_and_no_account_is_wrong() {
             let left = view.prefills + view.prefill_tokens + view.kept + view.decodes + view.blocks;
             assert_eq!(left, 0, "seed {seed}: {view:?}");
         }
+        handed_again += run.handed_again;
         total.completed += stats.completed;
         total.retries += stats.retries;
         total.handed += stats.handed;
@@ -266,6 +279,7 @@ fn no_request_is_lost_and_no_account_is_wrong() {
         ("retries", total.retries),
         ("handed", total.handed),
         ("handed_without_room", total.handed_without_room),
+        ("handed again", handed_again),
         ("queue full", total.refused_queue_full),
         ("waited", total.refused_waited),
         ("early", total.refused_early),

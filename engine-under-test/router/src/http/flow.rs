@@ -2,7 +2,8 @@
 //!
 //! Until the client has been sent something, a failure starts the request again elsewhere. After
 //! that it ends the answer with an error: to start again would repeat tokens, and to go on would
-//! miss some.
+//! miss some. A decode worker that is lost before it has said anything has decoded nothing that
+//! anybody knows of, so another one takes the request from where it was.
 
 use std::collections::VecDeque;
 
@@ -32,8 +33,12 @@ pub(crate) const PREFILL_ONLY: &str = r#"{"do_remote_decode":true}"#;
 /// Why a request does not go on.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// A worker failed; another one might not.
-    Worker { at: WorkerId, error: ApiError },
+    /// A worker failed; another one might not. `lost`: without an answer.
+    Worker {
+        at: WorkerId,
+        error: ApiError,
+        lost: bool,
+    },
     /// A worker refuses the request, as any other would.
     Refused {
         status: StatusCode,
@@ -58,13 +63,14 @@ impl Stop {
             LegFault::Nonsense => "answered with what is no answer",
         };
         let message = format!("worker {at} {what}: {}", error.message);
+        let lost = matches!(error.fault, LegFault::Connect | LegFault::Cut);
         let error = match error.fault {
             LegFault::Silent => {
                 ApiError::new(StatusCode::GATEWAY_TIMEOUT, "GatewayTimeoutError", message)
             }
             _ => ApiError::bad_gateway(message),
         };
-        Stop::Worker { at, error }
+        Stop::Worker { at, error, lost }
     }
 
     pub(crate) fn join(at: WorkerId, error: JoinError) -> Stop {
@@ -72,6 +78,7 @@ impl Stop {
             JoinError::Protocol(why) => Stop::Worker {
                 at,
                 error: ApiError::bad_gateway(format!("worker {at}: {why}")),
+                lost: false,
             },
             JoinError::Worker { event, status } => {
                 let status = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
@@ -100,6 +107,7 @@ impl Stop {
         Stop::Worker {
             at,
             error: ApiError::new(status, "UpstreamError", message),
+            lost: false,
         }
     }
 
@@ -140,19 +148,37 @@ pub(crate) async fn ask(
 }
 
 /// Waits for the word to go on at a decode worker.
-pub(crate) async fn handed(ticket: &mut Ticket) -> Result<WorkerId, Stop> {
+async fn handed(ticket: &mut Ticket) -> Result<WorkerId, Stop> {
     match ticket.next().await {
         Command::Hand { to, .. } => Ok(to),
         Command::Refuse { why, .. } => Err(Stop::Router(why.into())),
         Command::Start { at, .. } => Err(Stop::Worker {
             at,
             error: ApiError::bad_gateway("the request was started twice"),
+            lost: false,
         }),
     }
 }
 
+/// Hands a computed request to a decode worker, and to another one when that is lost at once.
+pub(crate) async fn hand_over(
+    ticket: &mut Ticket,
+    asked: &Asked,
+    params: &TransferParams,
+) -> Result<(WorkerId, Leg), Stop> {
+    let text = params_text(params);
+    loop {
+        let to = handed(ticket).await?;
+        match ask(ticket, asked, to, Some(&text)).await {
+            Ok(leg) => return Ok((to, leg)),
+            Err(Stop::Worker { lost: true, .. }) if ticket.hand_again(to) => {}
+            Err(stop) => return Err(stop),
+        }
+    }
+}
+
 /// The field that a decode worker gets.
-pub(crate) fn params_text(params: &TransferParams) -> String {
+fn params_text(params: &TransferParams) -> String {
     // OK because the type has string keys only.
     serde_json::to_string(params).unwrap()
 }
@@ -274,16 +300,26 @@ impl Flow {
             return Ok(());
         }
         self.ticket.prefilled();
-        let to = handed(&mut self.ticket).await?;
-        let leg = ask(&self.ticket, &self.asked, to, Some(&params_text(&params))).await?;
+        self.hand_over(&params).await
+    }
+
+    async fn hand_over(&mut self, params: &TransferParams) -> Result<(), Stop> {
+        let (to, leg) = hand_over(&mut self.ticket, &self.asked, params).await?;
         self.stage = Stage::Decode(to, leg, false);
         Ok(())
     }
 
     async fn decode(&mut self, at: WorkerId, mut leg: Leg, fetched: bool) -> Result<(), Stop> {
-        let event = leg.event().await.map_err(|error| Stop::leg(at, error))?;
-        let Some(event) = event else {
-            return Err(cut(at));
+        let event = leg.event().await.map_err(|error| Stop::leg(at, error));
+        let event = match event.and_then(|event| event.ok_or_else(|| cut(at))) {
+            Ok(event) => event,
+            Err(Stop::Worker { lost: true, .. }) if !fetched && self.ticket.hand_again(at) => {
+                drop(leg);
+                // OK because nothing is decoded before the parameters are there.
+                let params = self.joiner.params().expect("parameters").clone();
+                return self.hand_over(&params).await;
+            }
+            Err(stop) => return Err(stop),
         };
         let joined = self.joiner.decode(&event);
         match joined.map_err(|error| Stop::join(at, error))? {

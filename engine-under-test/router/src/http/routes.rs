@@ -128,7 +128,7 @@ async fn generate(shared: Arc<Shared>, request: Request, path: &'static str) -> 
             }
         };
         match failed {
-            Stop::Worker { at, error } => {
+            Stop::Worker { at, error, .. } => {
                 if !ticket.retry(at) {
                     return error.into_response();
                 }
@@ -235,8 +235,7 @@ async fn complete(
         return Ok(ok(answer.unwrap()));
     }
     ticket.prefilled();
-    let to = flow::handed(ticket).await?;
-    let leg = flow::ask(ticket, asked, to, Some(&flow::params_text(&params))).await?;
+    let (to, leg) = flow::hand_over(ticket, asked, &params).await?;
     let rest = leg.whole().await.map_err(|error| Stop::leg(to, error))?;
     ticket.fetched();
     let joined = join::join_whole(first, &rest).map_err(|error| Stop::join(to, error))?;

@@ -203,6 +203,12 @@ impl Ticket {
             .with(|router, now| router.retry(now, self.id, at))
     }
 
+    /// Asks for another decode worker, after the one at `at` was lost before it said anything.
+    pub(crate) fn hand_again(&self, at: WorkerId) -> bool {
+        self.shared
+            .with(|router, now| router.hand_again(now, self.id, at))
+    }
+
     pub(crate) fn prefilled(&self) {
         self.shared
             .with(|router, now| router.prefilled(now, self.id));

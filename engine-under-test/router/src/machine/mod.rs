@@ -365,11 +365,18 @@ impl Router {
         self.out.push_back(Command::Refuse { id, why });
     }
 
+    /// Until when a computed request waits for room. With no decode worker that answers room is not
+    /// what it waits for, and it may wait as long as one that is queued.
     fn held_until(&self, id: RequestId) -> Option<Nanos> {
-        match self.requests[&id].state {
-            State::Held { since, .. } => Some(since + self.config.hold_max_ns),
-            _ => None,
-        }
+        let request = &self.requests[&id];
+        let State::Held { at, since } = request.state else {
+            return None;
+        };
+        let mut others = self.workers.iter().filter(|(id, _)| **id != at);
+        Some(match others.any(|(_, worker)| worker.decodes()) {
+            true => since + self.config.hold_max_ns,
+            false => request.arrived + self.config.queue_timeout_ns,
+        })
     }
 
     /// Does all that can be done now, first come first served.

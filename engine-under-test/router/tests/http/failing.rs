@@ -165,7 +165,6 @@ async fn after_the_first_token_a_failure_ends_the_answer_with_an_error() {
     }
     let half = SECOND.replace("\"stop\"", "null");
     let of_decode = vec![
-        ("decode: cut before the head", vec![]),
         (
             "decode: 503",
             answer("503 Service Unavailable", TRANSFER_FAILED),
@@ -198,6 +197,67 @@ async fn after_the_first_token_a_failure_ends_the_answer_with_an_error() {
         let failed = "prefillbench_router_requests_total{outcome=\"failed\"} 1\n";
         assert!(page.contains(failed), "{name}: {page}");
     }
+}
+
+#[tokio::test]
+async fn a_decode_worker_that_is_lost_before_its_first_event_is_replaced() {
+    let first: serde_json::Value = serde_json::from_str(FIRST).unwrap();
+    for body in [STREAM, WHOLE] {
+        let lost = match body == STREAM {
+            true => vec![
+                ("cut before the head", vec![]),
+                ("cut after the head", vec![stream_head()]),
+                ("an empty stream", vec![stream_head(), stream_end()]),
+                (
+                    "cut within the first event",
+                    vec![stream_head(), chunk("data: {\"id\"")],
+                ),
+            ],
+            false => vec![("cut before the head", vec![])],
+        };
+        for (name, steps) in lost {
+            let prefill = Worker::of("prefill").await;
+            let (a, b) = (Worker::of("decode").await, Worker::of("decode").await);
+            let workers = [
+                (Pool::Prefill, &prefill),
+                (Pool::Decode, &a),
+                (Pool::Decode, &b),
+            ];
+            let running = start(options(&workers)).await;
+            a.script(steps);
+            if body == STREAM {
+                prefill.script(stream(&[FIRST]));
+                b.script(stream(&[SECOND]));
+            } else {
+                prefill.script(answer("200 OK", FIRST));
+                b.script(answer("200 OK", SECOND));
+            }
+            let reply = post(running.addr, "/v1/completions", body).await;
+            let text = match body == STREAM {
+                true => outcome(&reply).unwrap(),
+                false => reply.json()["choices"][0]["text"]
+                    .as_str()
+                    .unwrap()
+                    .to_owned(),
+            };
+            assert_eq!(text, "AB", "{name}");
+            // The prompt is computed once, and the second gets what the first one got.
+            let seen = [prefill.seen().len(), a.seen().len(), b.seen().len()];
+            assert_eq!(seen, [1, 1, 1], "{name}");
+            assert_eq!(
+                b.seen()[0].json()["kv_transfer_params"],
+                first["kv_transfer_params"]
+            );
+            until("nothing is alive", || idle(&running)).await;
+        }
+    }
+    // Nobody else is there: the same one, as often as a request may start again.
+    let (prefill, decode, running) = pair().await;
+    prefill.script(stream(&[FIRST]));
+    (0..3).for_each(|_| decode.script(vec![]));
+    let reply = post(running.addr, "/v1/completions", STREAM).await;
+    assert!(outcome(&reply).unwrap_err().contains("too early"));
+    assert_eq!((prefill.seen().len(), decode.seen().len()), (1, 3));
 }
 
 #[tokio::test]

@@ -202,6 +202,49 @@ fn a_failed_request_starts_elsewhere_and_not_for_ever() {
 }
 
 #[test]
+fn a_prompt_whose_decode_worker_is_lost_goes_to_another_one() {
+    let config = RouterConfig {
+        max_retries: 2,
+        hold_max_ns: Nanos(500),
+        ..RouterConfig::default()
+    };
+    let mut router = router(config, &[Pool::Prefill, Pool::Decode, Pool::Decode]);
+    let id = RequestId(1);
+    started(&mut router, 0, 1, ask(32, 0));
+    assert!(!router.hand_again(Nanos(0), id, W[1]), "it is not handed");
+    router.prefilled(Nanos(1), id);
+    assert_eq!(commands(&mut router), [Command::Hand { id, to: W[1] }]);
+    assert!(
+        !router.hand_again(Nanos(2), id, W[2]),
+        "that one has nothing"
+    );
+    assert!(router.hand_again(Nanos(2), id, W[1]));
+    assert_eq!(commands(&mut router), [Command::Hand { id, to: W[2] }]);
+    let account = |router: &Router| -> Vec<(usize, usize, usize)> {
+        let views = router.workers();
+        views
+            .iter()
+            .map(|w| (w.kept, w.decodes, w.blocks))
+            .collect()
+    };
+    assert_eq!(account(&router), [(1, 0, 2), (0, 0, 0), (0, 1, 2)]);
+    // Both are lost: it waits for one that answers, and its first token is not computed again.
+    router.set_up(Nanos(3), W[1], false);
+    router.set_up(Nanos(3), W[2], false);
+    assert!(router.hand_again(Nanos(3), id, W[2]));
+    assert_eq!(commands(&mut router), []);
+    router.set_up(Nanos(400), W[1], true);
+    assert_eq!(commands(&mut router), [Command::Hand { id, to: W[1] }]);
+    // Twice it was; then it fails where it is.
+    assert!(!router.hand_again(Nanos(401), id, W[1]));
+    assert_eq!(router.retries_of(id), 2);
+    router.fetched(Nanos(402), id);
+    assert!(!router.hand_again(Nanos(403), id, W[1]), "it decodes");
+    router.ended(Nanos(404), id, Outcome::Completed);
+    assert_eq!(account(&router), [(0, 0, 0); 3]);
+}
+
+#[test]
 fn a_dead_worker_is_passed_over_and_its_cache_forgotten() {
     let mut router = router(
         RouterConfig::default(),
@@ -218,11 +261,16 @@ fn a_dead_worker_is_passed_over_and_its_cache_forgotten() {
         matches!(start[..], [Command::Start { at, overlap_tokens: 0, .. }] if at == W[1]),
         "{start:?}"
     );
-    // No decode worker answers: a computed prompt waits, and is refused when its time is over.
+    // No decode worker answers: a computed prompt waits as long as a queued one, and is refused when
+    // its time is over.
     router.set_up(Nanos(3), W[2], false);
     router.prefilled(Nanos(4), RequestId(2));
+    router.tick(Nanos(5) + RouterConfig::default().hold_max_ns);
     assert_eq!(commands(&mut router), []);
     let until = router.next_deadline().unwrap();
+    assert_eq!(until, Nanos(2) + RouterConfig::default().queue_timeout_ns);
+    router.tick(Nanos(until.0 - 1));
+    assert_eq!(commands(&mut router), []);
     router.tick(until);
     assert!(matches!(
         commands(&mut router)[..],
