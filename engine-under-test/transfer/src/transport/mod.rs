@@ -6,6 +6,7 @@
 //! into the peer's memory by itself fits behind the same trait.
 
 mod buffers;
+mod listener;
 mod local;
 mod nixl;
 mod nixl_ffi;
@@ -25,11 +26,12 @@ use crate::message::{DataHead, Message, TransferId};
 use crate::source::Posted;
 
 pub use buffers::CellBytes;
+pub use listener::TcpTransportListener;
 pub use local::LocalTransport;
 pub use nixl::{NixlListener, NixlOptions, NixlSlots, NixlTransport};
 pub use shm::{MemoryFile, ShmListener, ShmOptions, ShmTransport};
 pub use slots::{SlotStore, SlotTransport};
-pub use tcp::{TcpOptions, TcpTransport, TcpTransportListener};
+pub use tcp::{TcpOptions, TcpTransport};
 
 /// Which transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use pb_contract::{Clock, Nanos};
 
+use super::listener::readable;
 use super::nixl_ffi::{Agent, Arena};
 use super::slots::{Shape, SlotStore, SlotTransport, Theirs};
-use super::tcp::readable;
 use super::wire::Socket;
 use super::{TransportError, TransportKind};
 

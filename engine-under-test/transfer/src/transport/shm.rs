@@ -22,8 +22,8 @@ use rustix::net::{
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
+use super::listener::readable;
 use super::slots::{Shape, SlotStore, SlotTransport, Theirs};
-use super::tcp::readable;
 use super::wire::Socket;
 use super::{TransportError, TransportKind};
 

@@ -4,17 +4,15 @@
 //! in turn. The side that connects draws a session and says on each connection which of how many it
 //! is, so that one listener serves many peers.
 
-use std::collections::BTreeMap;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-use pb_contract::{Clock, Nanos};
+use pb_contract::Clock;
 
-use super::buffers::Buffers;
 use super::outgoing::{Frame, Payload};
-use super::wire::{Handle, Link, Socket, Writer, inbox, poll, read_frame};
+use super::wire::{Handle, Link, Socket, Writer, inbox, poll};
 use super::{
     Incoming, MemoryId, Registered, Tap, TapVerdict, Transport, TransportError, TransportKind,
 };
@@ -26,9 +24,7 @@ use crate::source::Posted;
 const FRAME_BYTES: usize = 1 << 20;
 const FRAMES_PER_CONNECTION: u32 = 4;
 /// Most connections of one peer.
-const MAX_CONNECTIONS: u32 = 64;
-/// Most connections that wait for the others of their peer.
-const MAX_PENDING: usize = 256;
+pub(super) const MAX_CONNECTIONS: u32 = 64;
 
 /// How connections are made.
 #[derive(Clone, Copy, Debug)]
@@ -78,7 +74,7 @@ impl TcpTransport {
         TcpTransport::over(streams, options.stall, clock)
     }
 
-    fn over(
+    pub(super) fn over(
         streams: Vec<TcpStream>,
         stall: Duration,
         clock: Arc<dyn Clock>,
@@ -196,121 +192,5 @@ impl Transport for TcpTransport {
 impl Drop for TcpTransport {
     fn drop(&mut self) {
         self.close();
-    }
-}
-
-/// Where peers connect to.
-pub struct TcpTransportListener {
-    listener: TcpListener,
-    stall: Duration,
-    clock: Arc<dyn Clock>,
-    /// Connections by session, and how many the session has.
-    pending: BTreeMap<u64, (u32, BTreeMap<u32, TcpStream>)>,
-}
-
-impl TcpTransportListener {
-    /// Listens on `at`; port 0 takes a free one.
-    ///
-    /// # Errors
-    /// The address cannot be had.
-    pub fn bind(
-        at: SocketAddr,
-        stall: Duration,
-        clock: Arc<dyn Clock>,
-    ) -> Result<TcpTransportListener, TransportError> {
-        let failed = |e| TransportError::io(format!("listening on {at}"), e);
-        let listener = TcpListener::bind(at).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
-        Ok(TcpTransportListener {
-            listener,
-            stall,
-            clock,
-            pending: BTreeMap::new(),
-        })
-    }
-
-    /// Where it listens.
-    ///
-    /// # Errors
-    /// The system does not say.
-    pub fn address(&self) -> Result<SocketAddr, TransportError> {
-        let address = self.listener.local_addr();
-        address.map_err(|e| TransportError::io("asking for the address", e))
-    }
-
-    /// The next peer all of whose connections are there; none when there is none within `timeout`.
-    /// A connection that does not say what it is, is dropped.
-    ///
-    /// # Errors
-    /// The listener is of no use any more.
-    pub fn accept(&mut self, timeout: Duration) -> Result<Option<TcpTransport>, TransportError> {
-        let failed = |e| TransportError::io("accepting a connection", e);
-        let end = self.clock.now() + Nanos(timeout.as_nanos() as u64);
-        loop {
-            let left = end.saturating_sub(self.clock.now());
-            if !readable(&self.listener, left).map_err(failed)? {
-                return Ok(None);
-            }
-            let stream = match self.listener.accept() {
-                Ok((stream, _)) => stream,
-                // Whoever it was has gone again.
-                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => continue,
-                Err(e) => return Err(failed(e)),
-            };
-            let joined = self.join(stream);
-            if let Ok(Some(streams)) = joined {
-                let clock = Arc::clone(&self.clock);
-                return TcpTransport::over(streams, self.stall, clock).map(Some);
-            }
-        }
-    }
-
-    /// Adds a connection to its session; returns all of them when it was the last.
-    fn join(&mut self, stream: TcpStream) -> Result<Option<Vec<TcpStream>>, TransportError> {
-        let failed = |e| TransportError::io("accepting a connection", e);
-        stream.set_nonblocking(false).map_err(failed)?;
-        let mut socket = Socket::Tcp(stream.try_clone().map_err(failed)?);
-        socket.set_read_timeout(Some(self.stall)).map_err(failed)?;
-        let (message, _) = read_frame(&mut socket, &Buffers::default())?;
-        socket.set_read_timeout(None).map_err(failed)?;
-        let Message::Join { session, index, of } = message else {
-            let problem = "the first message is not a join".to_owned();
-            return Err(TransportError::Setup { problem });
-        };
-        if !(1..=MAX_CONNECTIONS).contains(&of) || index >= of {
-            let problem = format!("connection {index} of {of}");
-            return Err(TransportError::Setup { problem });
-        }
-        let waiting: usize = self.pending.values().map(|(_, all)| all.len()).sum();
-        if waiting >= MAX_PENDING {
-            // Most likely of a peer that died while it connected.
-            self.pending.pop_first();
-        }
-        let (all, streams) = self.pending.entry(session).or_insert((of, BTreeMap::new()));
-        if *all != of || streams.insert(index, stream).is_some() {
-            self.pending.remove(&session);
-            let problem = format!("session {session} joins twice");
-            return Err(TransportError::Setup { problem });
-        }
-        if streams.len() < of as usize {
-            return Ok(None);
-        }
-        let complete = self.pending.remove(&session);
-        Ok(complete.map(|(_, streams)| streams.into_values().collect()))
-    }
-}
-
-/// Waits until there is a connection to accept; false when the time is over.
-pub(super) fn readable(listener: &impl std::os::fd::AsFd, timeout: Nanos) -> std::io::Result<bool> {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut fds = [PollFd::new(listener, PollFlags::IN)];
-    let limit = Timespec {
-        tv_sec: (timeout.0 / 1_000_000_000) as i64,
-        tv_nsec: (timeout.0 % 1_000_000_000) as i64,
-    };
-    match poll(&mut fds, Some(&limit)) {
-        Ok(n) => Ok(n > 0),
-        Err(rustix::io::Errno::INTR) => Ok(false),
-        Err(e) => Err(e.into()),
     }
 }

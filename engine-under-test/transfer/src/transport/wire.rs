@@ -45,13 +45,6 @@ impl Socket {
         };
     }
 
-    pub(super) fn set_read_timeout(&self, limit: Option<Duration>) -> std::io::Result<()> {
-        match self {
-            Socket::Tcp(s) => s.set_read_timeout(limit),
-            Socket::Unix(s) => s.set_read_timeout(limit),
-        }
-    }
-
     fn set_write_timeout(&self, limit: Duration) -> std::io::Result<()> {
         match self {
             Socket::Tcp(s) => s.set_write_timeout(Some(limit)),

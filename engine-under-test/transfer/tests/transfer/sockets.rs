@@ -64,6 +64,68 @@ fn strangers_are_dropped_and_peers_still_served() {
 }
 
 #[test]
+fn who_says_nothing_holds_up_nobody() {
+    let mut listener = listener();
+    let to = listener.address().unwrap();
+    let silent = TcpStream::connect(to).unwrap();
+    let mut slow = TcpStream::connect(to).unwrap();
+    let join = Message::Join {
+        session: 7,
+        index: 0,
+        of: 1,
+    };
+    let join = encode_frame(&join, 0);
+    slow.write_all(&join[..5]).unwrap();
+    let begin = wall().now();
+    let good = TcpTransport::connect(to, 1, tcp(3), wall()).unwrap();
+    assert!(listener.accept(PATIENCE).unwrap().is_some());
+    let took = wall().now().saturating_sub(begin).to_duration();
+    assert!(took < PATIENCE / 4, "{took:?}");
+    // What comes in pieces is a join all the same, and what follows it is left to the transport.
+    for byte in &join[5..join.len() - 1] {
+        slow.write_all(&[*byte]).unwrap();
+        assert!(listener.accept(Duration::ZERO).unwrap().is_none());
+    }
+    slow.write_all(
+        &[
+            &join[join.len() - 1..],
+            b"nonsense, and longer than a header",
+        ]
+        .concat(),
+    )
+    .unwrap();
+    let mut peer = listener.accept(PATIENCE).unwrap().expect("a peer");
+    let error = first_error(&mut peer).to_string();
+    assert!(error.contains("something else than frames"), "{error}");
+    drop((silent, good));
+}
+
+#[test]
+fn who_does_not_join_in_time_is_dropped() {
+    let stall = Duration::from_millis(30);
+    let mut listener = TcpTransportListener::bind(any_port(), stall, wall()).unwrap();
+    let to = listener.address().unwrap();
+    let [silent, mut slow, mut half] = [(); 3].map(|()| TcpStream::connect(to).unwrap());
+    slow.write_all(b"PBTX").unwrap();
+    let join = Message::Join {
+        session: 7,
+        index: 0,
+        of: 2,
+    };
+    half.write_all(&encode_frame(&join, 0)).unwrap();
+    assert!(listener.accept(10 * stall).unwrap().is_none());
+    for mut stream in [silent, slow, half] {
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        let closed = stream.read(&mut [0; 1]);
+        let reset = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
+        assert!(
+            matches!(&closed, Ok(0)) || closed.as_ref().is_err_and(reset),
+            "{closed:?}"
+        );
+    }
+}
+
+#[test]
 fn garbage_after_a_good_start_is_an_error_of_its_kind() {
     for (bytes, expected) in [
         (
