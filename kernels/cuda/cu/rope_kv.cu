@@ -2,7 +2,8 @@
 //
 //   (a, b) -> (a cos - b sin, b cos + a sin)   for dimensions i and i + d/2 of every q and k head
 //
-// Queries are rotated in place; rotated keys and the values go to the paged store of the layer.
+// Queries are rotated in place; rotated keys and the values go to the paged store of the layer. A
+// row whose block is PB_NO_BLOCK is there to fill up a batch: it is rotated and stored nowhere.
 //
 // Shapes   qkv [rows][(q_heads + 2 kv_heads) d] T, cos and sin [positions][d/2] f32,
 //          positions [rows] u32, slots [rows][2] u32 (block, slot in block)
@@ -18,6 +19,8 @@
 //          attention then reads at 4k tokens; the transposed store is what lets attention feed
 //          both its products through the same ldmatrix.
 #include "device.cuh"
+
+#define PB_NO_BLOCK 0xffffffffu
 
 template <class T, class S> struct RopeKvParams {
     T* qkv;
@@ -43,6 +46,11 @@ template <class T, class S> __device__ __forceinline__ void rope_kv(const RopeKv
     const float* cos = p.cos + u64(p.positions[row]) * half;
     const float* sin = p.sin + u64(p.positions[row]) * half;
     u32 slot = p.slots[2 * row + 1];
+#ifdef PB_FAULT_ROPE_FILL
+    bool kept = true;
+#else
+    bool kept = p.slots[2 * row] != PB_NO_BLOCK;
+#endif
     u64 block = u64(p.slots[2 * row]) * p.kv_heads * p.d_head * p.block_size;
 
     for (u32 i = threadIdx.x; i < (p.q_heads + p.kv_heads) * half; i += blockDim.x) {
@@ -53,7 +61,7 @@ template <class T, class S> __device__ __forceinline__ void rope_kv(const RopeKv
         if (head < p.q_heads) {
             low[0] = from_f32<T>(rotated_a);
             low[half] = from_f32<T>(rotated_b);
-        } else {
+        } else if (kept) {
             u64 column = u64(head - p.q_heads) * p.d_head + pair;
             S* key = p.k + block + column * p.block_size + slot;
             key[0] = stored<S>(rotated_a, p.k_scale);
@@ -61,7 +69,7 @@ template <class T, class S> __device__ __forceinline__ void rope_kv(const RopeKv
         }
     }
     const T* values = x + (p.q_heads + p.kv_heads) * p.d_head;
-    for (u32 i = threadIdx.x; i < p.kv_heads * p.d_head; i += blockDim.x) {
+    for (u32 i = threadIdx.x; kept && i < p.kv_heads * p.d_head; i += blockDim.x) {
         u32 head = i / p.d_head, j = i % p.d_head;
         u64 at = block + (u64(head) * p.block_size + slot) * p.d_head + j;
         p.v[at] = stored<S>(to_f32(values[i]), p.v_scale);

@@ -5,6 +5,9 @@ use std::marker::PhantomData;
 use bytemuck::Pod;
 
 use crate::error::KernelError;
+use crate::graphs::Graphs;
+use crate::lanes::Lanes;
+use crate::profile::Profiler;
 
 /// A range of device memory that holds `len` values of type `T`. The device owns the memory.
 #[derive(Debug)]
@@ -55,8 +58,22 @@ impl<T> Buffer<T> {
         }
     }
 
+    /// The same memory as values of another type.
+    ///
+    /// # Panics
+    /// When it is no whole number of them.
+    pub fn of<U>(&self) -> Buffer<U> {
+        let bytes = self.len * size_of::<T>();
+        assert!(bytes.is_multiple_of(size_of::<U>()), "{bytes} bytes");
+        Buffer {
+            address: self.address,
+            len: bytes / size_of::<U>(),
+            kind: PhantomData,
+        }
+    }
+
     /// The same memory as raw bytes.
-    pub(crate) fn bytes(&self) -> Buffer<u8> {
+    pub fn bytes(&self) -> Buffer<u8> {
         Buffer {
             address: self.address,
             len: self.len * size_of::<T>(),
@@ -110,9 +127,9 @@ pub struct Product {
     pub out_f32: bool,
 }
 
-/// Something that runs kernels, in order: one stream of work. Memory is given back in the reverse
+/// Something that runs kernels, in order in each of its lanes. Memory is given back in the reverse
 /// order of its allocation, by [`Device::mark`] and [`Device::release`].
-pub trait Device {
+pub trait Device: Lanes + Graphs + Profiler {
     /// What it is, in words: for manifests and messages.
     fn name(&self) -> String;
 

@@ -37,6 +37,7 @@ pub const FILES: &[File] = &[
     file!("cu", "prefill.cu"),
     file!("cu", "decode.cu"),
     file!("cu", "gemm.cu"),
+    file!("cu", "lora.cu"),
     file!("cu", "embed.cu"),
     file!("cu", "rmsnorm.cu"),
     file!("cu", "rope_kv.cu"),

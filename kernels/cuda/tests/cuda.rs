@@ -48,17 +48,17 @@ fn kernels_are_compiled_once_and_kept_by_what_they_depend_on() {
         }
         Err(e) => panic!("{e}"),
     };
-    assert_eq!((files, compiled), (11, 11));
-    assert_eq!(build("sm_90", &[]).unwrap(), (11, 0), "kept");
+    assert_eq!((files, compiled), (12, 12));
+    assert_eq!(build("sm_90", &[]).unwrap(), (12, 0), "kept");
     let fault = ["PB_FAULT_MASK".to_owned()];
     assert_eq!(
         build("sm_90", &fault).unwrap(),
-        (11, 1),
+        (12, 1),
         "prefill.cu alone knows it"
     );
     assert_eq!(
         build("sm_80", &[]).unwrap(),
-        (11, 11),
+        (12, 12),
         "another architecture"
     );
     let refused = build("sm_1", &[]).unwrap_err().to_string();

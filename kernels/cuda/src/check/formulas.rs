@@ -160,6 +160,16 @@ pub fn product<T: Value>(a: &[f64], w: &[f64], bias: f64, out_f32: bool) -> Expe
     expected::<T>(exact, T::of(naive).f64(), f32_bound)
 }
 
+/// One value between the two products of an adapter: `scale` times a product, rounded to the low
+/// precision. Bounds: as [`product`]; the scale is one rounding more.
+pub fn scaled_product<T: Value>(a: &[f64], w: &[f64], scale: f64) -> Expected {
+    let sum = product::<T>(a, w, 0.0, true);
+    let naive = rounded::<T>(sum.naive as f32) * scale as f32;
+    let abs: f64 = a.iter().zip(w).map(|(a, b)| (a * b).abs()).sum();
+    let f32_bound = gamma(2 * a.len() + 3) * abs * scale.abs();
+    expected::<T>(sum.exact * scale, T::of(naive).f64(), f32_bound)
+}
+
 fn expected<T: Value>(exact: f64, naive: f64, f32_bound: f64) -> Expected {
     let low = T::ROUNDOFF * exact.abs() + T::UNDERFLOW;
     Expected {
@@ -195,6 +205,8 @@ mod tests {
         // 1 * 3 + 2 * 5 + 0.5, and in f32 nothing is rounded.
         let sum = product::<bf16>(&[1.0, 2.0], &[3.0, 5.0], 0.5, true);
         assert_eq!((sum.exact, sum.naive), (13.5, 13.5));
+        let scaled = scaled_product::<bf16>(&[1.0, 2.0], &[3.0, 5.0], 0.5);
+        assert_eq!((scaled.exact, scaled.naive), (6.5, 6.5));
         // A quarter turn takes (a, b) to (-b, a).
         let [a, b] = rotate::<bf16>(1.0, 2.0, std::f64::consts::FRAC_PI_2);
         assert!((a.exact + 2.0).abs() < 1e-15 && (b.exact - 1.0).abs() < 1e-15);

@@ -4,6 +4,7 @@
 pub mod case;
 pub mod formulas;
 mod judge;
+pub mod lora;
 mod memory;
 mod suite;
 mod timing;

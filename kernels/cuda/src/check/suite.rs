@@ -54,6 +54,8 @@ pub fn validate<D: Device + ?Sized>(
     suite.rows::<f16>()?;
     suite.products::<bf16>(full)?;
     suite.products::<f16>(full)?;
+    super::lora::adapters::<bf16, D>(&mut suite, full)?;
+    super::lora::adapters::<f16, D>(&mut suite, full)?;
     suite.rotation::<bf16>()?;
     suite.rotation::<f16>()?;
     suite.attention(full)?;

@@ -3,8 +3,10 @@
 
 mod blas;
 mod compile;
+mod lanes;
+mod profile;
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::ffi::CString;
 use std::path::PathBuf;
@@ -13,8 +15,11 @@ use cudarc::driver::{result as cu, sys};
 
 use crate::device::{Buffer, BufferState, Device, Launch, Mark, Product};
 use crate::error::{KernelError, require};
+use crate::lanes::Lane;
 use blas::{Blas, WORKSPACE_BYTES};
 pub use compile::compile_all;
+use lanes::{Locked, Ready};
+use profile::Timing;
 
 /// Dynamic shared memory that a block gets without asking.
 const SHARED_UNASKED_BYTES: u32 = 48 << 10;
@@ -33,13 +38,22 @@ pub struct CudaOptions {
     pub defines: Vec<String>,
 }
 
-/// One GPU with all kernels loaded, and one stream of work on it.
+/// One GPU with all kernels loaded, and two streams of work on it.
 pub struct CudaDevice {
     name: String,
     device: sys::CUdevice,
     context: sys::CUcontext,
-    stream: sys::CUstream,
+    /// Of each lane.
+    streams: [sys::CUstream; 2],
+    current: Cell<Lane>,
+    /// For times.
     events: [sys::CUevent; 2],
+    /// For order.
+    order: RefCell<Vec<sys::CUevent>>,
+    pinned: RefCell<Vec<Locked>>,
+    /// `None` once forgotten.
+    graphs: RefCell<Vec<Option<Ready>>>,
+    timing: RefCell<Timing>,
     modules: Vec<sys::CUmodule>,
     /// Kernels looked up so far, with the shared memory asked for.
     functions: RefCell<BTreeMap<String, (sys::CUfunction, u32)>>,
@@ -123,13 +137,21 @@ impl CudaDevice {
             let flags = sys::CUevent_flags_enum::CU_EVENT_DEFAULT;
             call("cuEventCreate", cu::event::create(flags))
         };
-        let kind = cu::stream::StreamKind::NonBlocking;
+        let stream = || {
+            let kind = cu::stream::StreamKind::NonBlocking;
+            call("cuStreamCreate", cu::stream::create(kind))
+        };
         let mut opened = CudaDevice {
             name: format!("{model} ({architecture})"),
             device,
             context,
-            stream: call("cuStreamCreate", cu::stream::create(kind))?,
+            streams: [stream()?, stream()?],
+            current: Cell::default(),
             events: [event()?, event()?],
+            order: RefCell::default(),
+            pinned: RefCell::default(),
+            graphs: RefCell::default(),
+            timing: RefCell::default(),
             modules: Vec::new(),
             functions: RefCell::default(),
             allocated: RefCell::default(),
@@ -173,10 +195,10 @@ impl CudaDevice {
         })
     }
 
-    fn synchronize(&self) -> Result<(), KernelError> {
+    fn synchronize(&self, stream: sys::CUstream) -> Result<(), KernelError> {
         // SAFETY: the stream lives as long as this.
         call("cuStreamSynchronize", unsafe {
-            cu::stream::synchronize(self.stream)
+            cu::stream::synchronize(stream)
         })
     }
 
@@ -234,10 +256,12 @@ impl Device for CudaDevice {
     ) -> Result<u64, KernelError> {
         self.bind()?;
         let room = bytes.max(ALLOC_MIN_BYTES);
-        // SAFETY: the stream lives as long as this, and all uses are on it.
+        let stream = self.streams[Lane::Compute as usize];
+        // SAFETY: the stream lives as long as this, and all uses are on it, or ordered behind it
+        // by an event, as `Lane` asks for.
         let address = call(
             &format!("cuMemAllocAsync of {bytes} bytes ({name})"),
-            unsafe { cu::malloc_async(self.stream, room) },
+            unsafe { cu::malloc_async(stream, room) },
         )?;
         self.allocated.borrow_mut().push(address);
         Ok(address)
@@ -259,7 +283,7 @@ impl Device for CudaDevice {
         // SAFETY: the buffer is at least as long as the source. Pageable memory has been copied
         // away when the call returns, so the source may go.
         call("cuMemcpyHtoDAsync", unsafe {
-            cu::memcpy_htod_async(to.address(), from, self.stream)
+            cu::memcpy_htod_async(to.address(), from, self.stream())
         })
     }
 
@@ -270,10 +294,10 @@ impl Device for CudaDevice {
         if !to.is_empty() {
             // SAFETY: the buffer is at least as long as the target, which outlives the wait below.
             call("cuMemcpyDtoHAsync", unsafe {
-                cu::memcpy_dtoh_async(to, from.address(), self.stream)
+                cu::memcpy_dtoh_async(to, from.address(), self.stream())
             })?;
         }
-        self.synchronize()
+        self.synchronize(self.stream())
     }
 
     fn zero(&self, at: Buffer<u8>) -> Result<(), KernelError> {
@@ -283,7 +307,7 @@ impl Device for CudaDevice {
         self.bind()?;
         // SAFETY: the buffer is memory of that length.
         call("cuMemsetD8Async", unsafe {
-            cu::memset_d8_async(at.address(), 0, at.len(), self.stream)
+            cu::memset_d8_async(at.address(), 0, at.len(), self.stream())
         })
     }
 
@@ -297,10 +321,9 @@ impl Device for CudaDevice {
         while allocated.len() > to.0 {
             // OK because the loop's condition says that there is one.
             let address = allocated.pop().expect("not empty");
+            let stream = self.streams[Lane::Compute as usize];
             // SAFETY: allocated on this stream, freed once, after the work before it in the stream.
-            call("cuMemFreeAsync", unsafe {
-                cu::free_async(address, self.stream)
-            })?;
+            call("cuMemFreeAsync", unsafe { cu::free_async(address, stream) })?;
         }
         Ok(())
     }
@@ -313,9 +336,9 @@ impl Device for CudaDevice {
         let [first, last] = self.events;
         // SAFETY: events and stream live as long as this; the wait comes before the question.
         unsafe {
-            call("cuEventRecord", cu::event::record(first, self.stream))?;
+            call("cuEventRecord", cu::event::record(first, self.stream()))?;
             work()?;
-            call("cuEventRecord", cu::event::record(last, self.stream))?;
+            call("cuEventRecord", cu::event::record(last, self.stream()))?;
             call("cuEventSynchronize", cu::event::synchronize(last))?;
             let ms = call("cuEventElapsedTime", cu::event::elapsed(first, last))?;
             Ok(Some((f64::from(ms) * 1e6).round() as u64))
@@ -325,7 +348,7 @@ impl Device for CudaDevice {
     fn vendor_gemm(&self, product: &Product) -> Result<bool, KernelError> {
         self.bind()?;
         match &self.blas {
-            Some(blas) => blas.run(product, self.stream.cast()),
+            Some(blas) => self.timed("vendor_gemm", || blas.run(product, self.stream().cast())),
             None => Ok(false),
         }
     }
@@ -336,19 +359,23 @@ impl Device for CudaDevice {
         let dims = |d: [u32; 3]| (d[0], d[1], d[2]);
         // The driver copies the structure during the call and does not write to it.
         let mut arguments = [params.as_ptr().cast_mut().cast()];
-        // SAFETY: the kernel takes one structure by value, of the size of `params`: each wrapper
-        // of `ops` pairs the two, and the emulator's tests cover every pair.
-        let launched = unsafe {
-            cu::launch_kernel(
-                function,
-                dims(launch.grid),
-                dims(launch.block),
-                launch.shared_bytes,
-                self.stream,
-                &mut arguments,
-            )
+        let mut run = || {
+            // SAFETY: the kernel takes one structure by value, of the size of `params`: each
+            // wrapper of `ops` pairs the two, and the emulator's tests cover every pair.
+            unsafe {
+                cu::launch_kernel(
+                    function,
+                    dims(launch.grid),
+                    dims(launch.block),
+                    launch.shared_bytes,
+                    self.stream(),
+                    &mut arguments,
+                )
+            }
         };
-        call(&format!("launch of {}", launch.kernel), launched)
+        let name = || format!("launch of {}", launch.kernel);
+        let launched = self.timed(launch.kernel, || call(&name(), run()).map(|()| true));
+        launched.map(|_| ())
     }
 }
 
@@ -358,9 +385,12 @@ impl Drop for CudaDevice {
         if self.bind().is_err() {
             return;
         }
+        let _ = self.synchronize(self.streams[Lane::Copy as usize]);
         let _ = self.release(Mark(0));
-        let _ = self.synchronize();
+        let _ = self.synchronize(self.streams[Lane::Compute as usize]);
         self.blas = None;
+        self.drop_lanes();
+        self.drop_timing();
         // SAFETY: everything was made by this device, and is used by nobody after this.
         unsafe {
             for module in &self.modules {
@@ -369,7 +399,9 @@ impl Drop for CudaDevice {
             for event in self.events {
                 let _ = cu::event::destroy(event);
             }
-            let _ = cu::stream::destroy(self.stream);
+            for stream in self.streams {
+                let _ = cu::stream::destroy(stream);
+            }
             let _ = cu::primary_ctx::release(self.device);
         }
     }

@@ -1,15 +1,23 @@
 //! Kernels executed by the host, thread by thread, with every access checked.
 
 mod build;
+mod lanes;
 mod library;
+mod profile;
 
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::ffi::CString;
 
+pub use lanes::Schedule;
 pub use library::Library;
+
+use lanes::{LaneState, OwnedLaunch, Work};
+use profile::Timing;
 
 use crate::device::{Buffer, BufferState, Device, Launch, Mark, Product};
 use crate::error::KernelError;
+use crate::lanes::Lane;
 
 /// What the machine found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,6 +78,10 @@ pub struct Emulator<'a> {
     seed: Cell<u64>,
     /// Addresses in the order of allocation.
     allocated: RefCell<Vec<u64>>,
+    /// Buffers that are not given back yet: address and bytes.
+    live: RefCell<BTreeMap<u64, usize>>,
+    lanes: RefCell<LaneState>,
+    timing: RefCell<Timing>,
 }
 
 // SAFETY: a machine keeps nothing of the thread that runs it beyond the end of a launch, and its
@@ -86,12 +98,87 @@ impl<'a> Emulator<'a> {
             machine,
             seed: Cell::new(0),
             allocated: RefCell::default(),
+            live: RefCell::default(),
+            lanes: RefCell::default(),
+            timing: RefCell::default(),
         }
     }
 
     /// Runs threads in an order drawn from `seed` from now on; 0 is the plain order.
     pub fn permute(&self, seed: u64) {
         self.seed.set(seed);
+    }
+
+    /// Checks that `bytes` bytes from `address` on lie in one buffer that is still there.
+    fn reach(&self, address: u64, bytes: usize) -> Result<(), KernelError> {
+        let live = self.live.borrow();
+        let below = live.range(..=address).next_back();
+        let inside = below.is_some_and(|(base, len)| address - base + bytes as u64 <= *len as u64);
+        if inside {
+            return Ok(());
+        }
+        Err(KernelError::Fault(Fault {
+            kind: FaultKind::OutOfBounds,
+            text: format!("a copy of {bytes} bytes: an address in no buffer"),
+        }))
+    }
+
+    fn put(&self, to: u64, bytes: &[u8]) -> Result<(), KernelError> {
+        self.reach(to, bytes.len())?;
+        // SAFETY: so many bytes of a buffer of this machine lie there, as just checked.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), to as *mut u8, bytes.len()) };
+        Ok(())
+    }
+
+    fn get(&self, from: u64, bytes: &mut [u8]) -> Result<(), KernelError> {
+        self.reach(from, bytes.len())?;
+        // SAFETY: as above.
+        unsafe {
+            std::ptr::copy_nonoverlapping(from as *const u8, bytes.as_mut_ptr(), bytes.len());
+        };
+        Ok(())
+    }
+
+    fn clear(&self, at: Buffer<u8>) -> Result<(), KernelError> {
+        self.reach(at.address(), at.len())?;
+        // SAFETY: as above.
+        unsafe { std::ptr::write_bytes(at.address() as *mut u8, 0, at.len()) };
+        Ok(())
+    }
+
+    fn free(&self, address: u64) {
+        self.live.borrow_mut().remove(&address);
+        // SAFETY: the machine lives, made this buffer, and forgets it once.
+        unsafe { (self.library.api.release)(self.machine, address as *mut u8) };
+    }
+
+    fn run_launch(&self, launch: &OwnedLaunch) -> Result<(), KernelError> {
+        let kernel = self.library.kernel(&launch.kernel)?;
+        let mut fault = library::RawFault::new();
+        // SAFETY: the kernel is a symbol of the library made by PB_KERNEL, which takes a
+        // structure of parameters; the machine checks its accesses. Pointers live as long as
+        // the call.
+        unsafe {
+            (self.library.api.launch)(
+                self.machine,
+                kernel.address,
+                kernel.name.as_ptr(),
+                launch.grid.as_ptr(),
+                launch.block.as_ptr(),
+                launch.shared_bytes as usize,
+                launch.params.as_ptr(),
+                launch.params.len(),
+                self.seed.get(),
+                &mut fault,
+            );
+        }
+        match FaultKind::from_code(fault.kind) {
+            None => Ok(()),
+            Some(kind) => Err(KernelError::Fault(Fault {
+                kind,
+                text: fault.text(),
+            })),
+        }
     }
 }
 
@@ -114,6 +201,7 @@ impl Device for Emulator<'_> {
         granule: usize,
         state: BufferState,
     ) -> Result<u64, KernelError> {
+        self.may("memory")?;
         let shift = granule.clamp(1, 4).ilog2();
         let name: Vec<u8> = name.bytes().filter(|b| *b != 0).collect();
         // OK because zero bytes were just removed.
@@ -131,13 +219,13 @@ impl Device for Emulator<'_> {
             )
         };
         self.allocated.borrow_mut().push(address as u64);
+        self.live.borrow_mut().insert(address as u64, bytes);
         Ok(address as u64)
     }
 
     fn zero(&self, at: Buffer<u8>) -> Result<(), KernelError> {
-        // SAFETY: the buffer is memory of this process of that length.
-        unsafe { std::ptr::write_bytes(at.address() as *mut u8, 0, at.len()) };
-        Ok(())
+        self.may("a copy")?;
+        self.submit(Work::Zero(at))
     }
 
     fn mark(&self) -> Mark {
@@ -145,14 +233,13 @@ impl Device for Emulator<'_> {
     }
 
     fn release(&self, to: Mark) -> Result<(), KernelError> {
+        self.may("memory")?;
         let mut allocated = self.allocated.borrow_mut();
-        while allocated.len() > to.0 {
-            // OK because the loop's condition says that there is one.
-            let address = allocated.pop().expect("not empty");
-            // SAFETY: the machine lives, made this buffer, and forgets it once.
-            unsafe { (self.library.api.release)(self.machine, address as *mut u8) };
-        }
-        Ok(())
+        let kept = to.0.min(allocated.len());
+        let gone = allocated.split_off(kept);
+        let mut last_first = gone.into_iter().rev();
+        // Memory comes from this lane and goes back in it, as a GPU's does.
+        last_first.try_for_each(|address| self.submit_to(Lane::Compute, Work::Free(address)))
     }
 
     fn time_ns(
@@ -167,6 +254,8 @@ impl Device for Emulator<'_> {
     }
 
     fn unwritten_bytes(&self, buffer: Buffer<u8>) -> usize {
+        // A failure of what still waits shows in what is read.
+        let _ = Lane::ALL.map(|lane| self.run_all(lane));
         let address = buffer.address() as *const u8;
         // SAFETY: the machine lives; an address it does not know counts as nothing.
         unsafe { (self.library.api.unwritten)(self.machine, address) }
@@ -180,48 +269,31 @@ impl Device for Emulator<'_> {
             from.len(),
             "fewer",
         )?;
-        // SAFETY: the buffer is memory of this process, at least as long as the source.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from.as_ptr(), to.address() as *mut u8, from.len());
-        };
-        Ok(())
+        self.may("a copy")?;
+        self.submit(Work::Write {
+            to: to.address(),
+            bytes: from.to_vec(),
+        })
     }
 
     fn read(&self, from: Buffer<u8>, to: &mut [u8]) -> Result<(), KernelError> {
         crate::error::require(to.len() <= from.len(), "read", "bytes", to.len(), "fewer")?;
-        // SAFETY: the buffer is memory of this process, at least as long as the target.
-        unsafe {
-            std::ptr::copy_nonoverlapping(from.address() as *const u8, to.as_mut_ptr(), to.len());
-        };
-        Ok(())
+        self.may("a copy")?;
+        let lane = self.lanes.borrow().current();
+        self.run_all(lane)?;
+        self.get(from.address(), to)
     }
 
     fn launch(&self, launch: Launch<'_>, params: &[u8]) -> Result<(), KernelError> {
-        let kernel = self.library.kernel(launch.kernel)?;
-        let mut fault = library::RawFault::new();
-        // SAFETY: the kernel is a symbol of the library made by PB_KERNEL, which takes a
-        // structure of parameters; the machine checks its accesses. Pointers live as long as
-        // the call.
-        unsafe {
-            (self.library.api.launch)(
-                self.machine,
-                kernel.address,
-                kernel.name.as_ptr(),
-                launch.grid.as_ptr(),
-                launch.block.as_ptr(),
-                launch.shared_bytes as usize,
-                params.as_ptr(),
-                params.len(),
-                self.seed.get(),
-                &mut fault,
-            );
-        }
-        match FaultKind::from_code(fault.kind) {
-            None => Ok(()),
-            Some(kind) => Err(KernelError::Fault(Fault {
-                kind,
-                text: fault.text(),
-            })),
-        }
+        // An unknown kernel is no matter of time.
+        self.library.kernel(launch.kernel)?;
+        self.note_launch(launch.kernel, launch.grid);
+        self.submit_launch(OwnedLaunch {
+            kernel: launch.kernel.to_owned(),
+            grid: launch.grid,
+            block: launch.block,
+            shared_bytes: launch.shared_bytes,
+            params: params.to_vec(),
+        })
     }
 }

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::launch;
-use super::plan::{DecodePlan, PrefillPlan};
+use super::plan::{DecodePlan, PrefillPlan, SeqWords};
 use super::rope::KvPool;
 use crate::device::{Buffer, Device, DeviceExt};
 use crate::elem::{Elem, StoreElem};
@@ -175,6 +175,37 @@ pub fn place_prefill<'a>(
     })
 }
 
+impl<'a> PlacedPrefill<'a> {
+    /// A plan whose words lie, or will lie when the launch runs, in memory of the caller's:
+    /// sequences, tiles, block tables.
+    ///
+    /// # Errors
+    /// When there is less room than the plan has words.
+    pub fn at(
+        plan: &'a PrefillPlan,
+        (seqs, tiles, tables): (&Buffer<SeqWords>, &Buffer<[u32; 2]>, &Buffer<u32>),
+    ) -> Result<Self, KernelError> {
+        let room = [seqs.len(), tiles.len(), tables.len()];
+        let words = [plan.seqs().len(), plan.tiles().len(), plan.tables().len()];
+        enough_room("prefill", room, words)?;
+        Ok(PlacedPrefill {
+            plan,
+            seqs: seqs.address(),
+            tiles: tiles.address(),
+            tables: tables.address(),
+        })
+    }
+}
+
+fn enough_room<const N: usize>(
+    op: &'static str,
+    room: [usize; N],
+    words: [usize; N],
+) -> Result<(), KernelError> {
+    let enough = room.iter().zip(words).all(|(room, words)| *room >= words);
+    require(enough, op, "room for the plan", room, format!("{words:?}"))
+}
+
 /// Causal attention of every sequence of the plan. A store of [`E4m3`](crate::E4m3) goes with
 /// bf16 activations; for f16 there is no such kernel.
 ///
@@ -281,6 +312,30 @@ pub fn place_decode<'a>(
         first_item: device.input("first items", &plan.first_item)?.address(),
         tables: device.input("block tables", plan.tables())?.address(),
     })
+}
+
+impl<'a> PlacedDecode<'a> {
+    /// As [`PlacedPrefill::at`]: sequences, items, first items, block tables.
+    ///
+    /// # Errors
+    /// When there is less room than the plan has words.
+    pub fn at(
+        plan: &'a DecodePlan,
+        (seqs, items): (&Buffer<SeqWords>, &Buffer<[u32; 2]>),
+        (first_item, tables): (&Buffer<u32>, &Buffer<u32>),
+    ) -> Result<Self, KernelError> {
+        let room = [seqs.len(), items.len(), first_item.len(), tables.len()];
+        let (items_used, firsts) = (plan.items(), plan.first_items().len());
+        let words = [plan.seqs().len(), items_used, firsts, plan.tables().len()];
+        enough_room("decode", room, words)?;
+        Ok(PlacedDecode {
+            plan,
+            seqs: seqs.address(),
+            items: items.address(),
+            first_item: first_item.address(),
+            tables: tables.address(),
+        })
+    }
 }
 
 /// Attention of one query per sequence of the plan; groups of at most 16 query heads.

@@ -137,6 +137,20 @@ pub fn block_gather(
     blocks: &[u32],
     staging: &Buffer<u8>,
 ) -> Result<(), KernelError> {
+    let list = device.input("blocks", blocks)?;
+    block_gather_placed(device, stores, (blocks, &list), staging)
+}
+
+/// As [`block_gather`], with the list on the device too.
+///
+/// # Errors
+/// As [`block_gather`].
+pub fn block_gather_placed(
+    device: &(impl Device + ?Sized),
+    stores: &Stores,
+    blocks: (&[u32], &Buffer<u32>),
+    staging: &Buffer<u8>,
+) -> Result<(), KernelError> {
     moved(device, "block_gather", stores, blocks, staging)
 }
 
@@ -150,14 +164,22 @@ pub fn block_scatter(
     blocks: &[u32],
     staging: &Buffer<u8>,
 ) -> Result<(), KernelError> {
-    let op = "block_scatter";
-    require(
-        distinct(blocks.to_vec()),
-        op,
-        "blocks",
-        blocks,
-        "different blocks",
-    )?;
+    let list = device.input("blocks", blocks)?;
+    block_scatter_placed(device, stores, (blocks, &list), staging)
+}
+
+/// As [`block_scatter`], with the list on the device too.
+///
+/// # Errors
+/// As [`block_scatter`].
+pub fn block_scatter_placed(
+    device: &(impl Device + ?Sized),
+    stores: &Stores,
+    blocks: (&[u32], &Buffer<u32>),
+    staging: &Buffer<u8>,
+) -> Result<(), KernelError> {
+    let (op, wanted) = ("block_scatter", "different blocks");
+    require(distinct(blocks.0.to_vec()), op, "blocks", blocks.0, wanted)?;
     moved(device, op, stores, blocks, staging)
 }
 
@@ -165,10 +187,12 @@ fn moved(
     device: &(impl Device + ?Sized),
     op: &'static str,
     stores: &Stores,
-    blocks: &[u32],
+    (blocks, list): (&[u32], &Buffer<u32>),
     staging: &Buffer<u8>,
 ) -> Result<(), KernelError> {
     stores.check(op, blocks.iter().copied())?;
+    let (listed, named) = (list.len(), blocks.len());
+    require(listed == named, op, "list", listed, named.to_string())?;
     let wanted = blocks.len() * stores.staged_bytes();
     require(
         staging.len() == wanted,
@@ -177,7 +201,6 @@ fn moved(
         staging.len(),
         wanted.to_string(),
     )?;
-    let list = device.input("blocks", blocks)?;
     let params = stores.params(list.address(), staging.address());
     launch(device, op, stores.grid(blocks.len()), 256, 0, &params)
 }

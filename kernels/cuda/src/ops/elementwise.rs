@@ -55,10 +55,7 @@ pub fn embed<T: Elem>(
         out.len(),
         (rows * hidden).to_string(),
     )?;
-    let vocab = table.len() / hidden;
-    if let Some(token) = host_tokens.iter().find(|t| **t as usize >= vocab) {
-        require(false, op, "token", token, format!("below {vocab}"))?;
-    }
+    check_tokens(host_tokens, table.len() / hidden)?;
     let params = EmbedParams {
         table: table.address(),
         tokens: tokens.address(),
@@ -68,6 +65,17 @@ pub fn embed<T: Elem>(
     };
     let kernel = format!("embed_{}", T::NAME);
     launch(device, &kernel, [rows as u32, 1, 1], 128, 0, &params)
+}
+
+/// Checks that every token is below `vocab`, as [`embed`] does.
+///
+/// # Errors
+/// When one is not.
+pub fn check_tokens(tokens: &[u32], vocab: usize) -> Result<(), KernelError> {
+    match tokens.iter().find(|t| **t as usize >= vocab) {
+        Some(token) => require(false, "embed", "token", token, format!("below {vocab}")),
+        None => Ok(()),
+    }
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]

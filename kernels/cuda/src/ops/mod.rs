@@ -4,6 +4,7 @@ mod attention;
 mod blocks;
 mod elementwise;
 mod gemm;
+mod lora;
 mod plan;
 mod rope;
 mod sample;
@@ -12,12 +13,19 @@ pub use attention::{
     Partials, PlacedDecode, PlacedPrefill, PrefillArgs, decode, decode_placed, place_decode,
     place_prefill, prefill, prefill_placed,
 };
-pub use blocks::{Stores, block_checksum, block_copy, block_gather, block_scatter};
-pub use elementwise::{add_rmsnorm, embed, rmsnorm, silu_mul};
+pub use blocks::{
+    Stores, block_checksum, block_copy, block_gather, block_gather_placed, block_scatter,
+    block_scatter_placed,
+};
+pub use elementwise::{add_rmsnorm, check_tokens, embed, rmsnorm, silu_mul};
 pub use gemm::{GemmBy, gather_rows, gemm};
-pub use plan::{BatchSeq, DecodePlan, PrefillPlan};
-pub use rope::{KvPool, KvShape, RopeKv, rope_kv};
-pub use sample::{SampleRow, sample};
+pub use lora::{
+    LoraColumns, LoraDelta, LoraPlan, LoraSite, PlacedLora, lora, lora_expand, lora_shrink,
+    place_lora,
+};
+pub use plan::{BatchSeq, DecodePlan, PrefillPlan, SeqWords};
+pub use rope::{KvPool, KvShape, NO_SLOT, RopeKv, rope_kv};
+pub use sample::{SAMPLE_VOCAB_MAX, SampleRow, sample};
 
 use bytemuck::Pod;
 

@@ -19,7 +19,7 @@ pub struct BatchSeq<'a> {
 }
 
 /// `PbSeq` of `paged.cuh`: first row, queries, position of the first, start of the block table.
-pub(super) type SeqWords = [u32; 4];
+pub type SeqWords = [u32; 4];
 
 /// Sequences and their block tables, as the kernels read them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -132,15 +132,32 @@ impl PrefillPlan {
         })
     }
 
-    pub(super) fn seqs(&self) -> &[SeqWords] {
+    /// Whether there is nothing to launch.
+    pub fn is_empty(&self) -> bool {
+        self.tiles.is_empty()
+    }
+
+    /// Sequences, as the kernel reads them.
+    pub fn seqs(&self) -> &[SeqWords] {
         &self.batch.seqs
     }
 
-    pub(super) fn tables(&self) -> &[u32] {
+    /// Tiles, likewise.
+    pub fn tiles(&self) -> &[[u32; 2]] {
+        &self.tiles
+    }
+
+    /// Block tables, likewise.
+    pub fn tables(&self) -> &[u32] {
         &self.batch.tables
     }
 
-    pub(super) fn check(
+    /// Checks the plan against a pool of `blocks` blocks of `block_size` tokens, `rows` rows of
+    /// queries and `group` query heads per key/value head.
+    ///
+    /// # Errors
+    /// When a row or block does not exist, a table is too short, or the group is another.
+    pub fn check(
         &self,
         block_size: usize,
         blocks: usize,
@@ -206,25 +223,51 @@ impl DecodePlan {
             .max(TILE)
     }
 
+    /// The plan with items that nobody merges, up to `items` in all: launches of plans of one
+    /// length are alike.
+    pub fn padded(mut self, items: usize) -> Self {
+        let none = self.batch.seqs.is_empty();
+        let items = if none { 0 } else { items.max(self.items.len()) };
+        self.items.resize(items, [0, 0]);
+        self
+    }
+
     /// Partial results that a launch of this plan leaves.
     pub fn items(&self) -> usize {
         self.items.len()
     }
 
-    pub(super) fn seqs(&self) -> &[SeqWords] {
+    /// Sequence and first key of every item, as the kernel reads them.
+    pub fn item_words(&self) -> &[[u32; 2]] {
+        &self.items
+    }
+
+    /// First item of every sequence, and the end, likewise.
+    pub fn first_items(&self) -> &[u32] {
+        &self.first_item
+    }
+
+    /// Keys per item.
+    pub fn split(&self) -> usize {
+        self.split
+    }
+
+    /// Sequences, as the kernels read them.
+    pub fn seqs(&self) -> &[SeqWords] {
         &self.batch.seqs
     }
 
-    pub(super) fn tables(&self) -> &[u32] {
+    /// Block tables, likewise.
+    pub fn tables(&self) -> &[u32] {
         &self.batch.tables
     }
 
-    pub(super) fn check(
-        &self,
-        block_size: usize,
-        blocks: usize,
-        rows: usize,
-    ) -> Result<(), KernelError> {
+    /// Checks the plan against a pool of `blocks` blocks of `block_size` tokens and `rows` rows of
+    /// queries.
+    ///
+    /// # Errors
+    /// When a row or block does not exist, or a table is too short.
+    pub fn check(&self, block_size: usize, blocks: usize, rows: usize) -> Result<(), KernelError> {
         self.batch.check("decode", block_size, blocks, rows)
     }
 }
@@ -255,6 +298,12 @@ mod tests {
         let wanted = [[0, 0], [0, 64], [1, 0], [1, 64], [1, 128], [2, 0]];
         assert_eq!(plan.items, wanted);
         assert_eq!(plan.first_item, [0, 2, 5, 6]);
+        let padded = plan.clone().padded(9);
+        assert_eq!(
+            (padded.items(), padded.first_items()),
+            (9, plan.first_items())
+        );
+        assert_eq!(padded.item_words()[..6], wanted);
         assert_eq!(DecodePlan::balanced_split(&[seq(0, 1, 999)], 4), 256);
     }
 

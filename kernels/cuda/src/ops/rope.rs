@@ -82,6 +82,10 @@ impl<S> KvPool<S> {
     }
 }
 
+/// In place of a block and slot: a row that only fills up a batch, whose keys and values are not
+/// kept.
+pub const NO_SLOT: [u32; 2] = [u32::MAX, 0];
+
 /// Where keys and values of a batch go, and at which angles.
 #[derive(Clone, Copy, Debug)]
 pub struct RopeKv<'a> {
@@ -93,7 +97,7 @@ pub struct RopeKv<'a> {
     pub sin: &'a Buffer<f32>,
     /// Position of every row.
     pub positions: &'a [u32],
-    /// Block and slot of every row.
+    /// Block and slot of every row, or [`NO_SLOT`].
     pub slots: &'a [[u32; 2]],
     /// `positions` and `slots`, on the device.
     pub on_device: (&'a Buffer<u32>, &'a Buffer<[u32; 2]>),
@@ -117,6 +121,43 @@ struct RopeKvParams {
     v_scale: f32,
 }
 
+impl RopeKv<'_> {
+    /// Checks the rows against the tables and a pool, as [`rope_kv`] does.
+    ///
+    /// # Errors
+    /// When shapes disagree, or a position or slot does not exist.
+    pub fn check<T: Elem, S: StoreElem<T>>(&self, pool: &KvPool<S>) -> Result<(), KernelError> {
+        let op = "rope_kv";
+        let (blocks, shape, rows) = (pool.check::<T>(op)?, pool.shape, self.positions.len());
+        let (positions, slots) = (self.on_device.0.len(), self.on_device.1.len());
+        let given = (self.slots.len(), positions, slots);
+        let wanted = format!("{rows} rows");
+        require(given == (rows, rows, rows), op, "slots", given, wanted)?;
+        let half = shape.d_head / 2;
+        let sines = self.sin.len();
+        require(
+            self.cos.len() == sines,
+            op,
+            "sines",
+            sines,
+            "as many as cosines",
+        )?;
+        let known = self.cos.len() / half;
+        if let Some(at) = self.positions.iter().find(|p| **p as usize >= known) {
+            require(false, op, "position", at, format!("below {known}"))?;
+        }
+        let outside = |s: &&[u32; 2]| s[0] as usize >= blocks || s[1] as usize >= shape.block_size;
+        let mut kept = self.slots.iter().filter(|s| **s != NO_SLOT);
+        match kept.find(outside) {
+            Some(slot) => {
+                let wanted = format!("in {blocks} blocks of {}", shape.block_size);
+                require(false, op, "slot", slot, wanted)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
 /// Rotates queries of `qkv` (`[rows][(q_heads + 2 kv_heads) d]`) in place, and writes rotated
 /// keys and values to the pool.
 ///
@@ -128,50 +169,11 @@ pub fn rope_kv<T: Elem, S: StoreElem<T>>(
     args: &RopeKv<'_>,
     pool: &KvPool<S>,
 ) -> Result<(), KernelError> {
-    let op = "rope_kv";
-    let (blocks, shape, rows) = (pool.check::<T>(op)?, pool.shape, args.positions.len());
+    args.check(pool)?;
+    let (shape, rows) = (pool.shape, args.positions.len());
     let width = (args.q_heads + 2 * shape.kv_heads) * shape.d_head;
-    require(
-        qkv.len() == rows * width,
-        op,
-        "qkv",
-        qkv.len(),
-        (rows * width).to_string(),
-    )?;
-    let given = (
-        args.slots.len(),
-        args.on_device.0.len(),
-        args.on_device.1.len(),
-    );
-    require(
-        given == (rows, rows, rows),
-        op,
-        "slots",
-        given,
-        format!("{rows} rows"),
-    )?;
-    let half = shape.d_head / 2;
-    require(
-        args.cos.len() == args.sin.len(),
-        op,
-        "sines",
-        args.sin.len(),
-        "as many as cosines",
-    )?;
-    let known = args.cos.len() / half;
-    if let Some(at) = args.positions.iter().find(|p| **p as usize >= known) {
-        require(false, op, "position", at, format!("below {known}"))?;
-    }
-    let outside = |s: &&[u32; 2]| s[0] as usize >= blocks || s[1] as usize >= shape.block_size;
-    if let Some(slot) = args.slots.iter().find(outside) {
-        require(
-            false,
-            op,
-            "slot",
-            slot,
-            format!("in {blocks} blocks of {}", shape.block_size),
-        )?;
-    }
+    let (found, wanted) = (qkv.len(), rows * width);
+    require(found == wanted, "rope_kv", "qkv", found, wanted.to_string())?;
     let params = RopeKvParams {
         qkv: qkv.address(),
         cos: args.cos.address(),

@@ -7,7 +7,7 @@ use crate::device::{Buffer, Device, DeviceExt};
 use crate::error::{KernelError, require};
 
 /// Largest vocabulary: weights of 2^44 at most then sum to less than 2^63.
-const VOCAB_MAX: usize = 1 << 18;
+pub const SAMPLE_VOCAB_MAX: usize = 1 << 18;
 
 /// How to choose the token of one row.
 #[derive(Clone, Copy, Debug)]
@@ -80,8 +80,14 @@ pub fn sample(
         logits.len(),
         format!("{} rows", rows.len()),
     )?;
-    let fits = vocab > 0 && vocab <= VOCAB_MAX;
-    require(fits, op, "vocabulary", vocab, format!("1 to {VOCAB_MAX}"))?;
+    let fits = vocab > 0 && vocab <= SAMPLE_VOCAB_MAX;
+    require(
+        fits,
+        op,
+        "vocabulary",
+        vocab,
+        format!("1 to {SAMPLE_VOCAB_MAX}"),
+    )?;
     // An empty list still needs an address.
     let mut forbidden = vec![u32::MAX];
     let mut specs = Vec::with_capacity(rows.len());

@@ -9,9 +9,11 @@ mod common;
 mod elementwise;
 mod faults;
 mod gemm;
+mod lanes;
+mod lora;
 mod machine;
 mod matrix;
 mod rope;
 mod sampling;
 
-use pb_kernels_cuda::check::{case, formulas};
+use pb_kernels_cuda::check::{case, formulas, lora as lora_case};

@@ -1,10 +1,10 @@
 //! Rotation, and the write into blocks.
 
 use half::{bf16, f16};
-use pb_kernels_cuda::ops::{KvPool, KvShape, RopeKv, rope_kv};
-use pb_kernels_cuda::{DeviceExt, E4m3, Emulator};
+use pb_kernels_cuda::ops::{KvPool, KvShape, NO_SLOT, RopeKv, rope_kv};
+use pb_kernels_cuda::{DeviceExt, E4m3, Emulator, FaultKind, KernelError, Library};
 
-use crate::common::{Expected, Rng, Stored, Value, accept, bits, f64s, library, typed};
+use crate::common::{Expected, Rng, Stored, Value, accept, bits, f64s, library, typed, variant};
 use crate::formulas::rotate;
 
 const POSITIONS: [u32; 5] = [0, 1, 2, 511, 2048];
@@ -44,7 +44,15 @@ impl<T: Value> Problem<T> {
     }
 
     fn run<S: Stored<T>>(&self, seed: u64) -> Option<Rotated<T, S>> {
-        let device = Emulator::new(library()?);
+        Some(self.run_with(library()?, seed).unwrap())
+    }
+
+    fn run_with<S: Stored<T>>(
+        &self,
+        library: &Library,
+        seed: u64,
+    ) -> Result<Rotated<T, S>, KernelError> {
+        let device = Emulator::new(library);
         device.permute(seed);
         let (d, elems) = (self.shape.d_head, 4 * self.shape.block_elems());
         let table = |f: fn(f64) -> f64| -> Vec<f32> {
@@ -70,8 +78,8 @@ impl<T: Value> Problem<T> {
                 &device.input("slots", &self.slots).unwrap(),
             ),
         };
-        rope_kv(&device, &qkv, &args, &pool).unwrap();
-        Some(Rotated {
+        rope_kv(&device, &qkv, &args, &pool)?;
+        Ok(Rotated {
             qkv: device.download(&qkv).unwrap(),
             k: device.download(&pool.k).unwrap(),
             v: device.download(&pool.v).unwrap(),
@@ -156,4 +164,33 @@ fn rotation_and_blocks_match_the_formula() {
     check::<bf16, E4m3>(4, shape(32, 4, 64), [0.01, 0.004]);
     // Scales so small that values saturate at the largest code.
     check::<f16, E4m3>(1, shape(16, 1, 128), [0.003, 0.002]);
+}
+
+/// A row that fills up a batch changes no other, and leaves no key or value anywhere.
+#[test]
+fn a_row_without_a_slot_is_stored_nowhere() {
+    let shape = KvShape {
+        block_size: 16,
+        kv_heads: 2,
+        d_head: 64,
+    };
+    let whole = Problem::<bf16>::new(6, shape, [1.0; 2]);
+    let mut filled = Problem::<bf16>::new(6, shape, [1.0; 2]);
+    filled.slots[2] = NO_SLOT;
+    let (Some(want), Some(got)) = (whole.run::<bf16>(0), filled.run::<bf16>(0)) else {
+        return;
+    };
+    assert!(bits(&got.qkv) == bits(&want.qkv));
+    let kept = |x: &[bf16]| x.iter().filter(|x| !x.is_nan()).count();
+    let row = shape.kv_heads * shape.d_head;
+    assert_eq!((kept(&got.k), kept(&got.v)), (4 * row, 4 * row));
+    let pairs = got.k.iter().zip(&want.k).chain(got.v.iter().zip(&want.v));
+    let same = |(g, w): (&bf16, &bf16)| g.is_nan() || g == w;
+    assert!(pairs.into_iter().all(same));
+    let Some(faulty) = variant("rope_kv.cu", &["PB_FAULT_ROPE_FILL"]) else {
+        return;
+    };
+    let found = filled.run_with::<bf16>(&faulty, 0).map(|_| ()).unwrap_err();
+    let outside = matches!(&found, KernelError::Fault(f) if f.kind == FaultKind::OutOfBounds);
+    assert!(outside, "{found}");
 }
