@@ -25,7 +25,7 @@ use pb_model::forward::LogitRow;
 use pb_sched::Policy;
 use pb_tiers::TierStack;
 
-use crate::execute::Executor;
+use crate::execute::{Executor, KernelTotal};
 use crate::request::Live;
 use crate::swap::SwapPool;
 
@@ -339,6 +339,11 @@ impl Engine {
     /// Bytes reserved for the KV pool.
     pub fn kv_bytes(&self) -> usize {
         self.executor.kv_bytes()
+    }
+
+    /// Times by kernel, where the backend measures them, see [`Executor::kernel_totals`].
+    pub fn kernel_totals(&self) -> Vec<KernelTotal> {
+        self.executor.kernel_totals()
     }
 }
 

@@ -1,6 +1,6 @@
 //! The seam between the core and whatever computes: CPU kernels now, other backends later.
 
-use pb_contract::{BlockId, Clock, Fault, RequestId, TokenId};
+use pb_contract::{BlockId, Clock, Fault, Nanos, RequestId, TokenId};
 use pb_model::forward::{Decoder, ForwardTiming, LogitRows, LogitSink, SeqInput};
 
 /// One request's part of a step.
@@ -38,6 +38,19 @@ impl<'a> Chunk<'a> {
     }
 }
 
+/// Time that a device spent on one kernel, over all steps that were timed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KernelTotal {
+    /// Name of the kernel.
+    pub kernel: String,
+    /// Launches.
+    pub launches: u64,
+    /// Their time.
+    pub time: Nanos,
+    /// How much of it is the measurement's own.
+    pub overhead: Nanos,
+}
+
 /// Computes the chunks of a step.
 pub trait Executor: Send {
     /// Computes `chunks` in order and hands the wanted logits to `sink` by chunk number, or,
@@ -71,6 +84,11 @@ pub trait Executor: Send {
 
     /// Bytes reserved for the KV pool.
     fn kv_bytes(&self) -> usize;
+
+    /// Times by kernel, from a backend that measures them.
+    fn kernel_totals(&self) -> Vec<KernelTotal> {
+        Vec::new()
+    }
 
     /// Copies the keys and values of block `from`, all layers, to block `to`.
     fn copy_block(&mut self, from: BlockId, to: BlockId);

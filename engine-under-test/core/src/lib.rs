@@ -28,7 +28,7 @@ pub use engine::{
     RequestState, Room, StepOutput,
 };
 pub use error::{AdmitError, ExecError};
-pub use execute::{Chunk, DecoderExecutor, Executor};
+pub use execute::{Chunk, DecoderExecutor, Executor, KernelTotal};
 pub use pb_kv::Positional;
 pub use pb_sched::{PlanError, Scheduled, chunk_schedule};
 pub use sim::{CostModel, Script, ScriptedExecutor, SimExecutor};

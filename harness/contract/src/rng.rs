@@ -30,6 +30,13 @@ impl Stream {
         }
     }
 
+    /// Key of the ChaCha8 keystream, and how many of its 64-bit words were taken: enough for
+    /// another implementation to give what [`Stream::next_u64`] would.
+    pub fn place(&self) -> ([u8; 32], u64) {
+        // Two 32-bit words each: nothing here takes a single one.
+        (self.rng.get_seed(), (self.rng.get_word_pos() / 2) as u64)
+    }
+
     /// The next 64 random bits.
     pub fn next_u64(&mut self) -> u64 {
         self.rng.next_u64()
@@ -124,6 +131,18 @@ mod tests {
         assert_eq!(draw(1, "arrivals"), draw(1, "arrivals"));
         assert_ne!(draw(1, "arrivals"), draw(2, "arrivals"));
         assert_ne!(draw(1, "arrivals"), draw(1, "prompts"));
+    }
+
+    #[test]
+    fn a_place_in_the_keystream_is_all_there_is_to_a_stream() {
+        let mut s = Stream::new(9, "place");
+        for taken in 0..40 {
+            let (key, words) = s.place();
+            assert_eq!(words, taken);
+            let mut other = ChaCha8Rng::from_seed(key);
+            other.set_word_pos(2 * u128::from(words));
+            assert_eq!(s.next_u64(), other.next_u64());
+        }
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pb_contract::{Clock, Nanos, RequestId, Stream, TokenId, TokenLogprobs};
 use pb_kv::PrefixCache;
-use pb_model::forward::{ForwardTiming, LogitRow, LogitRows, LogitSink};
+use pb_model::forward::{ForwardTiming, LogitRow, LogitRows, LogitSink, RowUse, TokenRule};
 use pb_sched::Scheduled;
 
 use super::fork::Choice;
@@ -148,6 +148,12 @@ impl Sink<'_> {
     }
 }
 
+/// How many log-probabilities are wanted of the prompt token after `position`, if any.
+fn prompt_top(live: &Live, position: usize) -> Option<u32> {
+    let (predicted, wanted) = (position + 1, live.request.sampling.prompt_logprobs);
+    wanted.filter(|_| predicted < live.prompt_tokens && predicted >= live.prompt_logprobs_done)
+}
+
 impl LogitSink for Sink<'_> {
     fn row(&mut self, seq: usize, position: usize, logits: LogitRow<'_>) {
         let id = self.chunks[seq].id;
@@ -157,9 +163,7 @@ impl LogitSink for Sink<'_> {
         let live = &self.requests[&id];
         let is_last = position + 1 == live.seq.len();
         let predicted = position + 1;
-        let wanted = live.request.sampling.prompt_logprobs;
-        let prompt_top = wanted
-            .filter(|_| predicted < live.prompt_tokens && predicted >= live.prompt_logprobs_done);
+        let prompt_top = prompt_top(live, position);
         if !is_last && prompt_top.is_none() {
             return;
         }
@@ -184,5 +188,42 @@ impl LogitSink for Sink<'_> {
 
     fn token(&mut self, seq: usize, token: TokenId) {
         self.results[seq].token = Some((token, None));
+    }
+
+    fn row_use(&self, seq: usize, position: usize) -> RowUse {
+        let id = self.chunks[seq].id;
+        let live = &self.requests[&id];
+        if self.tap.is_some() || prompt_top(live, position).is_some() {
+            return RowUse::Logits;
+        }
+        if position + 1 != live.seq.len() {
+            return RowUse::Nothing;
+        }
+        let params = &live.request.sampling;
+        let one_token = params.logprobs.is_none() && live.followers.is_empty();
+        match self.streams.get(&id).filter(|_| one_token) {
+            Some(stream) => {
+                let (key, draw) = stream.place();
+                RowUse::Token(TokenRule {
+                    temperature: params.temperature,
+                    top_k: params.top_k,
+                    top_p: params.top_p,
+                    forbidden: live.forbidden(self.eos_ids),
+                    key,
+                    draw,
+                })
+            }
+            None => RowUse::Logits,
+        }
+    }
+
+    fn chosen(&mut self, seq: usize, token: TokenId) {
+        let id = self.chunks[seq].id;
+        let by_chance = self.requests[&id].request.sampling.temperature > 0.0;
+        // As the sampler does: one draw for every token that is chosen by chance.
+        if let Some(stream) = self.streams.get_mut(&id).filter(|_| by_chance) {
+            stream.next_u64();
+        }
+        self.token(seq, token);
     }
 }

@@ -103,6 +103,47 @@ pub trait LogitSink: Send {
     /// Takes the token that a backend without logits (a simulation) chose for the last position
     /// of batch entry `seq`.
     fn token(&mut self, seq: usize, token: TokenId);
+
+    /// What becomes of the logits at `position` of batch entry `seq`. A backend that can choose
+    /// tokens itself asks, before it hands over anything of the step, and may then give
+    /// [`LogitSink::chosen`] in place of a row; it may as well give the row.
+    fn row_use(&self, _seq: usize, _position: usize) -> RowUse {
+        RowUse::Logits
+    }
+
+    /// Takes the token that a backend chose by the rule that [`LogitSink::row_use`] gave.
+    fn chosen(&mut self, seq: usize, token: TokenId) {
+        self.token(seq, token);
+    }
+}
+
+/// What a row of logits is for.
+#[derive(Clone, Debug, PartialEq)]
+pub enum RowUse {
+    /// Its values are wanted.
+    Logits,
+    /// Nothing but one token, chosen by this rule.
+    Token(TokenRule),
+    /// Nothing.
+    Nothing,
+}
+
+/// How a token is chosen from logits: mask, temperature, top-k, top-p, draw, as
+/// `pb_core::sample` does it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TokenRule {
+    /// 0 is greedy: the largest logit, ties to the lower id, and nothing is drawn.
+    pub temperature: f64,
+    /// Draw among the most likely `top_k`; 0 is off.
+    pub top_k: u32,
+    /// Draw among the fewest whose probability reaches this; 1 is off.
+    pub top_p: f64,
+    /// Never chosen.
+    pub forbidden: Vec<TokenId>,
+    /// Key of the request's ChaCha8 keystream.
+    pub key: [u8; 32],
+    /// Which 64-bit word of it is drawn.
+    pub draw: u64,
 }
 
 /// How long the parts of a forward pass took.
