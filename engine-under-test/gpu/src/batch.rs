@@ -4,6 +4,15 @@ use pb_contract::BlockId;
 use pb_core::Chunk;
 use pb_kernels_cuda::ops::BatchSeq;
 
+/// Rows as the host knows them.
+#[derive(Clone, Copy)]
+pub(crate) struct Rows<'a> {
+    pub(crate) tokens: &'a [u32],
+    pub(crate) positions: &'a [u32],
+    /// Block and slot of every row.
+    pub(crate) slots: &'a [[u32; 2]],
+}
+
 /// Everything about a batch that the host knows.
 pub(crate) struct Batch<'a> {
     chunks: &'a [Chunk<'a>],
@@ -12,21 +21,28 @@ pub(crate) struct Batch<'a> {
     /// Block and slot of every row.
     pub(crate) slots: Vec<[u32; 2]>,
     tables: Vec<Vec<u32>>,
+    /// Adapter of every row.
+    pub(crate) adapters: Vec<Option<usize>>,
 }
 
 impl<'a> Batch<'a> {
-    /// Resolves `chunks` against blocks of `block_size` tokens.
+    /// Resolves `chunks` against blocks of `block_size` tokens and `adapters` adapters.
     ///
     /// # Errors
-    /// A sentence, when a chunk is empty, names an adapter or its table does not cover it. Blocks
-    /// and tokens that do not exist are refused by the operations.
-    pub(crate) fn new(chunks: &'a [Chunk<'a>], block_size: usize) -> Result<Self, String> {
+    /// A sentence, when a chunk is empty, names an adapter that does not exist or its table does
+    /// not cover it. Blocks and tokens that do not exist are refused by the operations.
+    pub(crate) fn new(
+        chunks: &'a [Chunk<'a>],
+        block_size: usize,
+        adapters: usize,
+    ) -> Result<Self, String> {
         let mut batch = Batch {
             chunks,
             tokens: Vec::new(),
             positions: Vec::new(),
             slots: Vec::new(),
             tables: Vec::with_capacity(chunks.len()),
+            adapters: Vec::new(),
         };
         for chunk in chunks {
             let end = chunk.start + chunk.tokens.len();
@@ -38,12 +54,14 @@ impl<'a> Batch<'a> {
                     chunk.start
                 ));
             }
-            if chunk.adapter.is_some() {
+            if let Some(adapter) = chunk.adapter.filter(|a| *a >= adapters) {
                 return Err(format!(
-                    "request {}: this backend has no adapters",
+                    "request {}: adapter {adapter} of {adapters}",
                     chunk.id
                 ));
             }
+            let rows = std::iter::repeat_n(chunk.adapter, chunk.tokens.len());
+            batch.adapters.extend(rows);
             batch.tokens.extend_from_slice(chunk.tokens);
             for position in chunk.start..end {
                 let BlockId(block) = chunk.block_table[position / block_size];
@@ -54,6 +72,26 @@ impl<'a> Batch<'a> {
             batch.tables.push(table.collect());
         }
         Ok(batch)
+    }
+
+    /// Its rows.
+    pub(crate) fn rows(&self) -> Rows<'_> {
+        Rows {
+            tokens: &self.tokens,
+            positions: &self.positions,
+            slots: &self.slots,
+        }
+    }
+
+    /// Whether every chunk is one token of a sequence that is past its prompt.
+    pub(crate) fn is_decode(&self) -> bool {
+        let single = |c: &Chunk<'_>| !c.is_prefill && c.tokens.len() == 1;
+        self.chunks.iter().all(single)
+    }
+
+    /// Whether some chunk is part of a prompt.
+    pub(crate) fn has_prefill(&self) -> bool {
+        self.chunks.iter().any(|c| c.is_prefill)
     }
 
     /// Attention work of the chunks for which `chosen` holds.

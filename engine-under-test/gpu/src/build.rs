@@ -10,6 +10,7 @@ use pb_kernels_cuda::{CudaDevice, CudaOptions, Device, E4m3, Emulator, KernelErr
 use pb_model::Weights;
 use pb_model::config::LlamaConfig;
 use pb_model::forward::KvScales;
+use pb_model::lora::AdapterSet;
 
 use crate::error::GpuError;
 use crate::executor::GpuExecutor;
@@ -36,21 +37,58 @@ pub struct GpuOptions {
     pub num_blocks: usize,
     /// Scales of an fp8 cache; `None` is 1 everywhere.
     pub kv_scales: Option<Arc<KvScales>>,
+    /// Adapters that rows may have, by index.
+    pub adapters: Arc<AdapterSet>,
+    /// How steps are launched and timed.
+    pub steps: StepOptions,
+}
+
+/// How steps are launched and timed: no token depends on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StepOptions {
+    /// Rows of the largest decode step that is recorded and run again as a graph, a power of two;
+    /// 0 records none.
+    pub graph_rows: usize,
+    /// Every so many steps one is timed kernel by kernel; 0 times none. A timed step runs no graph.
+    pub time_every: u64,
+}
+
+/// A recorded step has memory for all its rows.
+const GRAPH_ROWS_MAX: usize = 1024;
+
+impl Default for StepOptions {
+    /// Graphs of up to 64 rows, no times.
+    fn default() -> Self {
+        StepOptions {
+            graph_rows: 64,
+            time_every: 0,
+        }
+    }
 }
 
 impl GpuOptions {
     /// Those of an engine.
-    pub fn new(config: &EngineConfig, kv_scales: Option<Arc<KvScales>>) -> Self {
+    pub fn new(config: &EngineConfig, parts: &EngineParts) -> Self {
         GpuOptions {
             numerics: config.numerics,
             kv_dtype: config.kv_dtype,
             block_size: config.block_size,
             num_blocks: config.num_blocks,
-            kv_scales,
+            kv_scales: parts.kv_scales.clone(),
+            adapters: Arc::clone(&parts.adapters),
+            steps: StepOptions::default(),
         }
     }
 
     fn check(&self, c: &LlamaConfig) -> Result<(), GpuError> {
+        let rows = self.steps.graph_rows;
+        if rows > GRAPH_ROWS_MAX || (rows > 0 && !rows.is_power_of_two()) {
+            return Err(GpuError::Shape {
+                key: "graph_rows",
+                value: rows,
+                expected: "0 or a power of two, at most 1024",
+            });
+        }
         let (numerics, kv_dtype) = (self.numerics, self.kv_dtype);
         if numerics == Numerics::F64 {
             return Err(GpuError::Numerics { numerics });
@@ -94,6 +132,7 @@ impl GpuOptions {
                 expected,
             });
         }
+        self.adapters.iter().try_for_each(|a| a.check_fits(c))?;
         match &self.kv_scales {
             Some(scales) => Ok(scales.check(self.kv_dtype, c.layers)?),
             None => Ok(()),
@@ -145,13 +184,12 @@ pub fn open(
     cache: &Path,
     parts: &EngineParts,
     config: &EngineConfig,
+    steps: StepOptions,
 ) -> Result<(Box<dyn Executor>, String), GpuError> {
-    if !parts.adapters.is_empty() {
-        return Err(GpuError::Adapters {
-            count: parts.adapters.len(),
-        });
-    }
-    let options = GpuOptions::new(config, parts.kv_scales.clone());
+    let options = GpuOptions {
+        steps,
+        ..GpuOptions::new(config, parts)
+    };
     // Before a device is opened, so that a setting at fault is told without one.
     options.check(&parts.weights.config)?;
     match kind {
@@ -186,10 +224,11 @@ pub fn engine(
     cache: &Path,
     parts: &EngineParts,
     config: EngineConfig,
+    steps: StepOptions,
 ) -> Result<Engine, GpuError> {
     let refused = |problem: String| GpuError::Engine { problem };
     config.validate().map_err(refused)?;
-    let (executor, name) = open(kind, cache, parts, &config)?;
+    let (executor, name) = open(kind, cache, parts, &config, steps)?;
     let spec = EngineSpec {
         backend: format!("{name} {}", env!("CARGO_PKG_VERSION")),
         ..parts.spec()

@@ -28,12 +28,9 @@ pub enum GpuError {
         /// What would do.
         expected: &'static str,
     },
-    /// Adapters are the CPU's.
-    #[error("{count} adapters: this backend serves the base model only; leave them out")]
-    Adapters {
-        /// Loaded adapters.
-        count: usize,
-    },
+    /// An adapter was loaded for a model of another shape.
+    #[error(transparent)]
+    Adapter(#[from] pb_model::ModelError),
     /// The scales are not those of the model or of the type, or the reference cannot be built.
     #[error(transparent)]
     Options(#[from] pb_model::forward::ForwardError),

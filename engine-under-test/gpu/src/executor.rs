@@ -4,33 +4,45 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use pb_contract::{BlockId, Clock, Fault, Numerics};
-use pb_core::{Chunk, Executor};
+use pb_core::{Chunk, Executor, KernelTotal};
 use pb_kernels_cuda::{Device, Elem, GemmOut, KernelError, Mark, StoreElem};
 use pb_model::Weights;
 use pb_model::config::LlamaConfig;
 use pb_model::forward::{ForwardTiming, ImageShape, KvScales, LogitSink, numeric_fault};
 
+use crate::adapters::DeviceAdapters;
 use crate::batch::Batch;
 use crate::build::GpuOptions;
 use crate::error::GpuError;
 use crate::forward::Model;
+use crate::graphs::DecodeGraphs;
+use crate::mover::Staging;
 use crate::pool::Pool;
+use crate::times::KernelTimes;
 use crate::weights::DeviceWeights;
 
 /// An executor with activations of type `T` and a cache of `S`.
 ///
-/// The device works in order on one stream, and a step ends when its logits have arrived, so times
-/// of parts of a step are not told apart: of [`ForwardTiming`] only the sink's is filled.
+/// A step is work of the compute lane and ends when its logits or tokens have arrived. Times of its
+/// parts are known of the steps that are timed kernel by kernel; of the others [`ForwardTiming`]
+/// has only the sink's. Block images come and go in the other lane.
 pub struct GpuExecutor<D, T, S> {
     device: D,
     config: LlamaConfig,
     numerics: Numerics,
     kv_scales: Option<Arc<KvScales>>,
     weights: DeviceWeights<T>,
+    adapters: DeviceAdapters<T>,
     pool: Option<Pool<S>>,
-    /// Everything after the weights.
+    /// Recorded steps over the pool.
+    graphs: Option<DecodeGraphs<T>>,
+    graph_rows: usize,
+    /// Kept from pool to pool.
+    staging: Option<Staging>,
+    /// Everything after weights and adapters.
     after_weights: Mark,
     image: ImageShape,
+    times: KernelTimes,
     /// The first failure of an operation that has no way to report one; every later step reports
     /// it. A device that failed once does not recover.
     failure: RefCell<Option<String>>,
@@ -47,6 +59,7 @@ where
     pub fn new(device: D, weights: &Weights, options: &GpuOptions) -> Result<Self, GpuError> {
         let config = weights.config.clone();
         let placed = DeviceWeights::new(&device, weights)?;
+        let adapters = DeviceAdapters::new(&device, &config, &options.adapters)?;
         let mut executor = GpuExecutor {
             after_weights: device.mark(),
             image: ImageShape::new(&config, options.kv_dtype, options.block_size),
@@ -55,7 +68,12 @@ where
             numerics: options.numerics,
             kv_scales: options.kv_scales.clone(),
             weights: placed,
+            adapters,
             pool: None,
+            graphs: None,
+            graph_rows: options.steps.graph_rows,
+            staging: None,
+            times: KernelTimes::every(options.steps.time_every),
             failure: RefCell::default(),
         };
         executor.new_pool(options.block_size, options.num_blocks)?;
@@ -63,12 +81,20 @@ where
     }
 
     fn new_pool(&mut self, block_size: usize, num_blocks: usize) -> Result<(), KernelError> {
-        self.pool = None;
+        self.graphs = None;
+        if let Some(pool) = self.pool.take() {
+            pool.settle_all(&self.device)?;
+        }
         self.device.release(self.after_weights)?;
         self.image.block_size = block_size;
         let scales = self.kv_scales.as_deref();
         let (device, config) = (&self.device, &self.config);
-        self.pool = Some(Pool::new(device, config, self.image, num_blocks, scales)?);
+        let staging = &mut self.staging;
+        let pool = Pool::new(device, config, self.image, num_blocks, scales, staging)?;
+        self.pool = Some(pool);
+        let context = config.max_position.div_ceil(block_size).min(num_blocks);
+        let rows = self.graph_rows;
+        self.graphs = DecodeGraphs::new(device, config, self.numerics, rows, context)?;
         Ok(())
     }
 
@@ -108,19 +134,43 @@ where
         if let Some(problem) = self.failure.borrow().clone() {
             return Err(problem);
         }
+        let timed = self.times.begin_step();
         let pool = self.pool()?;
-        let batch = Batch::new(chunks, pool.image.block_size)?;
-        self.scoped(|device| {
+        let batch = Batch::new(chunks, pool.image.block_size, self.adapters.count)?;
+        let blocks = chunks.iter().flat_map(|c| c.block_table).map(|b| b.0);
+        let settled = pool.settle(&self.device, blocks);
+        settled.map_err(|e| e.to_string())?;
+        let graphs = self.graphs.as_ref().filter(|_| !timed);
+        let (mut timing, profile) = self.scoped(|device| {
             let model = Model {
                 device,
                 config: &self.config,
                 numerics: self.numerics,
                 weights: &self.weights,
+                adapters: &self.adapters,
                 pool,
+                graphs,
             };
-            let done = model.forward(chunks, &batch, clock, sink);
-            done.map_err(|e| e.to_string())
-        })
+            let mut timing = ForwardTiming::default();
+            let mut run = || -> Result<(), KernelError> {
+                timing = model.forward(chunks, &batch, clock, sink)?;
+                Ok(())
+            };
+            let profile = match timed {
+                true => device.profile(&mut run),
+                false => run().map(|()| None),
+            };
+            let profile = profile.map_err(|e| e.to_string())?;
+            Ok((timing, profile))
+        })?;
+        if let Some(profile) = profile {
+            self.times.note(&profile, batch.has_prefill(), &mut timing);
+        }
+        Ok(timing)
+    }
+
+    fn kernel_totals(&self) -> Vec<KernelTotal> {
+        self.times.totals()
     }
 
     fn resize_kv(&mut self, block_size: usize, num_blocks: usize) {

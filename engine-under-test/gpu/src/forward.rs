@@ -1,25 +1,25 @@
 //! The forward pass: one sequence of launches for a whole mixed batch.
 
-use pb_contract::{Clock, Nanos, Numerics};
+use pb_contract::{Clock, Numerics};
 use pb_core::Chunk;
 use pb_kernels_cuda::ops::{
-    self, DecodePlan, GemmBy, Partials, PlacedDecode, PlacedPrefill, PrefillArgs, PrefillPlan,
-    RopeKv,
+    self, DecodePlan, GemmBy, LoraPlan, Partials, PlacedDecode, PlacedLora, PlacedPrefill,
+    PrefillArgs, PrefillPlan, RopeKv,
 };
 use pb_kernels_cuda::{Buffer, Device, DeviceExt, Elem, GemmOut, KernelError, StoreElem};
 use pb_model::config::LlamaConfig;
-use pb_model::forward::{ForwardTiming, LogitRow, LogitSink, WantedRow, wanted_rows};
+use pb_model::forward::{ForwardTiming, LogitSink};
 
-use crate::batch::Batch;
+use crate::adapters::{DeviceAdapters, Product};
+use crate::batch::{Batch, Rows};
+use crate::graphs::DecodeGraphs;
+use crate::head::{self, LOGIT_TILE};
 use crate::pool::Pool;
 use crate::weights::{DeviceWeights, Layer};
 
-/// Rows whose logits are computed and copied at once.
-const LOGIT_TILE: usize = 64;
-
 /// Blocks of threads that a decode launch should have at least: a few for every multiprocessor of
 /// a large GPU.
-const DECODE_ITEMS: usize = 512;
+pub(crate) const DECODE_ITEMS: usize = 512;
 
 /// What a pass reads.
 pub(crate) struct Model<'a, D, T, S> {
@@ -27,16 +27,19 @@ pub(crate) struct Model<'a, D, T, S> {
     pub(crate) config: &'a LlamaConfig,
     pub(crate) numerics: Numerics,
     pub(crate) weights: &'a DeviceWeights<T>,
+    pub(crate) adapters: &'a DeviceAdapters<T>,
     pub(crate) pool: &'a Pool<S>,
+    /// Steps that are recorded, if any are.
+    pub(crate) graphs: Option<&'a DecodeGraphs<T>>,
 }
 
 /// Buffers of one pass, a row for every token of the batch.
-struct Scratch<T> {
+pub(crate) struct Scratch<T> {
     rows: usize,
-    positions: Buffer<u32>,
-    slots: Buffer<[u32; 2]>,
+    pub(crate) positions: Buffer<u32>,
+    pub(crate) slots: Buffer<[u32; 2]>,
     residual: Buffer<f32>,
-    normed: Buffer<T>,
+    pub(crate) normed: Buffer<T>,
     qkv: Buffer<T>,
     attended: Buffer<T>,
     delta: Buffer<T>,
@@ -44,17 +47,64 @@ struct Scratch<T> {
     act: Buffer<T>,
 }
 
-/// Attention of a batch, its plans on the device.
-struct Work<'a> {
-    prefill: Option<PlacedPrefill<'a>>,
-    decode: Option<(PlacedDecode<'a>, Partials)>,
+impl<T: Elem> Scratch<T> {
+    /// Room for as many rows as there are positions and slots.
+    pub(crate) fn new(
+        d: &impl Device,
+        c: &LlamaConfig,
+        (positions, slots): (Buffer<u32>, Buffer<[u32; 2]>),
+    ) -> Result<Self, KernelError> {
+        let rows = positions.len();
+        Ok(Scratch {
+            rows,
+            positions,
+            slots,
+            residual: d.empty("residual", rows * c.hidden)?,
+            normed: d.empty("normed", rows * c.hidden)?,
+            qkv: d.empty("q k v", rows * (c.q_dim() + 2 * c.kv_dim()))?,
+            attended: d.empty("attended", rows * c.q_dim())?,
+            delta: d.empty("delta", rows * c.hidden)?,
+            gate_up: d.empty("gate up", rows * 2 * c.ffn)?,
+            act: d.empty("gated", rows * c.ffn)?,
+        })
+    }
+
+    /// The first `rows` rows.
+    pub(crate) fn first(&self, rows: usize) -> Self {
+        let all = self.rows;
+        Scratch {
+            rows,
+            positions: self.positions.slice(0, rows),
+            slots: self.slots.slice(0, rows),
+            residual: first_rows(&self.residual, rows, all),
+            normed: first_rows(&self.normed, rows, all),
+            qkv: first_rows(&self.qkv, rows, all),
+            attended: first_rows(&self.attended, rows, all),
+            delta: first_rows(&self.delta, rows, all),
+            gate_up: first_rows(&self.gate_up, rows, all),
+            act: first_rows(&self.act, rows, all),
+        }
+    }
+}
+
+/// The first `rows` of `all` rows.
+fn first_rows<U>(buffer: &Buffer<U>, rows: usize, all: usize) -> Buffer<U> {
+    buffer.slice(0, buffer.len() / all * rows)
+}
+
+/// Attention and adapters of a batch, their plans on the device.
+pub(crate) struct Work<'a, T> {
+    pub(crate) prefill: Option<PlacedPrefill<'a>>,
+    pub(crate) decode: Option<(PlacedDecode<'a>, Partials)>,
+    /// With room for what lies between the two products.
+    pub(crate) lora: Option<(PlacedLora<'a>, Buffer<T>)>,
 }
 
 impl<D: Device, T: Elem, S: StoreElem<T>> Model<'_, D, T, S>
 where
     f32: GemmOut<T>,
 {
-    fn by(&self) -> GemmBy {
+    pub(crate) fn by(&self) -> GemmBy {
         match self.numerics {
             Numerics::Fast => GemmBy::Vendor,
             Numerics::Exact | Numerics::F64 => GemmBy::Kernel,
@@ -73,6 +123,14 @@ where
         if batch.tokens.is_empty() {
             return Ok(timing);
         }
+        let inputs: Vec<_> = chunks.iter().map(Chunk::input).collect();
+        let wanted = head::wanted(&inputs, self.config.vocab, sink);
+        if let Some(graphs) = self.graphs
+            && let Some(logits) = self.decode_by_graph(graphs, batch)?
+        {
+            self.hand_over(&wanted, &logits, clock, sink, &mut timing.sink_ns)?;
+            return Ok(timing);
+        }
         let group = self.config.group();
         // In `exact` every row goes through one kernel, so that it has one order of sums.
         let split = self.numerics == Numerics::Fast;
@@ -81,74 +139,108 @@ where
         let prefill = PrefillPlan::new(&others, group)?;
         let keys = DecodePlan::balanced_split(&singles, DECODE_ITEMS);
         let decode = DecodePlan::new(&singles, keys)?;
-        let work = self.place(&prefill, &decode, (!others.is_empty(), !singles.is_empty()))?;
+        let lora = LoraPlan::new(&batch.adapters);
+        let work = self.place((&prefill, &decode, &lora))?;
 
-        let s = self.scratch(batch)?;
+        let positions = self.device.input("positions", &batch.positions)?;
+        let slots = self.device.input("slots", &batch.slots)?;
+        let s = Scratch::new(self.device, self.config, (positions, slots))?;
         let tokens = self.device.input("tokens", &batch.tokens)?;
-        let hidden = self.config.hidden;
-        let embed = &self.weights.embed;
-        ops::embed(
-            self.device,
-            embed,
-            &tokens,
-            &batch.tokens,
-            hidden,
-            &s.residual,
-        )?;
-        for index in 0..self.config.layers {
-            self.layer(index, batch, &work, &s)?;
-        }
-        let inputs: Vec<_> = chunks.iter().map(Chunk::input).collect();
-        let wanted = wanted_rows(&inputs);
+        self.body((&tokens, batch.rows()), &work, &s)?;
         if !wanted.is_empty() {
             self.norm(&s, &self.weights.final_norm, true)?;
         }
         for tile in wanted.chunks(LOGIT_TILE) {
-            self.logits(tile, &s, clock, sink, &mut timing.sink_ns)?;
+            self.head(tile, &s.normed, clock, sink, &mut timing.sink_ns)?;
         }
         Ok(timing)
     }
 
+    /// Puts the plans that have work on the device.
     fn place<'p>(
         &self,
-        prefill: &'p PrefillPlan,
-        decode: &'p DecodePlan,
-        (has_prefill, has_decode): (bool, bool),
-    ) -> Result<Work<'p>, KernelError> {
+        (prefill, decode, lora): (&'p PrefillPlan, &'p DecodePlan, &'p LoraPlan),
+    ) -> Result<Work<'p, T>, KernelError> {
         let (q_heads, d_head) = (self.config.q_heads, self.config.d_head);
         Ok(Work {
-            prefill: match has_prefill {
-                true => Some(ops::place_prefill(self.device, prefill)?),
-                false => None,
+            prefill: match prefill.is_empty() {
+                false => Some(ops::place_prefill(self.device, prefill)?),
+                true => None,
             },
-            decode: match has_decode {
-                true => Some((
+            decode: match decode.items() {
+                0 => None,
+                items => Some((
                     ops::place_decode(self.device, decode)?,
-                    Partials::new(self.device, decode.items(), q_heads, d_head)?,
+                    Partials::new(self.device, items, q_heads, d_head)?,
                 )),
-                false => None,
+            },
+            lora: match lora.is_empty() {
+                false => Some((
+                    ops::place_lora(self.device, lora)?,
+                    self.device
+                        .empty("lora inner", self.adapters.inner_len(lora.rows()))?,
+                )),
+                true => None,
             },
         })
     }
 
-    fn scratch(&self, batch: &Batch<'_>) -> Result<Scratch<T>, KernelError> {
-        let (d, c, rows) = (self.device, self.config, batch.tokens.len());
-        Ok(Scratch {
-            rows,
-            positions: d.input("positions", &batch.positions)?,
-            slots: d.input("slots", &batch.slots)?,
-            residual: d.empty("residual", rows * c.hidden)?,
-            normed: d.empty("normed", rows * c.hidden)?,
-            qkv: d.empty("q k v", rows * (c.q_dim() + 2 * c.kv_dim()))?,
-            attended: d.empty("attended", rows * c.q_dim())?,
-            delta: d.empty("delta", rows * c.hidden)?,
-            gate_up: d.empty("gate up", rows * 2 * c.ffn)?,
-            act: d.empty("gated", rows * c.ffn)?,
-        })
+    /// A product of layer `index`, with what adapters change of it.
+    fn project(
+        &self,
+        (index, which): (usize, Product),
+        work: &Work<'_, T>,
+        (x, rows): (&Buffer<T>, usize),
+        out: &Buffer<T>,
+    ) -> Result<(), KernelError> {
+        let l: &Layer<T> = &self.weights.layers[index];
+        let (w, bias) = match which {
+            Product::Qkv => (&l.qkv, l.qkv_bias.as_ref()),
+            Product::O => (&l.o, None),
+            Product::GateUp => (&l.gate_up, None),
+            Product::Down => (&l.down, None),
+        };
+        ops::gemm(self.device, self.by(), (x, rows), w, bias, out)?;
+        match &work.lora {
+            Some((placed, inner)) => {
+                let site = self.adapters.site(index, which);
+                ops::lora(self.device, placed, site, (x, out), inner)
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Embedding and all layers.
+    pub(crate) fn body(
+        &self,
+        (tokens, rows): (&Buffer<u32>, Rows<'_>),
+        work: &Work<'_, T>,
+        s: &Scratch<T>,
+    ) -> Result<(), KernelError> {
+        let (embed, hidden) = (&self.weights.embed, self.config.hidden);
+        ops::embed(self.device, embed, tokens, rows.tokens, hidden, &s.residual)?;
+        (0..self.config.layers).try_for_each(|index| self.layer(index, rows, work, s))
+    }
+
+    /// Where rows go, and their angles.
+    pub(crate) fn rope<'r>(&'r self, rows: Rows<'r>, s: &'r Scratch<T>) -> RopeKv<'r> {
+        RopeKv {
+            q_heads: self.config.q_heads,
+            cos: &self.weights.cos,
+            sin: &self.weights.sin,
+            positions: rows.positions,
+            slots: rows.slots,
+            on_device: (&s.positions, &s.slots),
+        }
     }
 
     /// The norm of the residual stream, after `delta` was added to it if `add`.
-    fn norm(&self, s: &Scratch<T>, weight: &Buffer<T>, add: bool) -> Result<(), KernelError> {
+    pub(crate) fn norm(
+        &self,
+        s: &Scratch<T>,
+        weight: &Buffer<T>,
+        add: bool,
+    ) -> Result<(), KernelError> {
         let (device, eps) = (self.device, self.config.rms_eps as f32);
         if add {
             ops::add_rmsnorm(device, &s.residual, &s.delta, weight, eps, &s.normed)
@@ -162,31 +254,17 @@ where
     fn layer(
         &self,
         index: usize,
-        batch: &Batch<'_>,
-        work: &Work<'_>,
+        rows: Rows<'_>,
+        work: &Work<'_, T>,
         s: &Scratch<T>,
     ) -> Result<(), KernelError> {
-        let (device, c, by, m) = (self.device, self.config, self.by(), s.rows);
+        let (device, c, m) = (self.device, self.config, s.rows);
+        let project = |which, x, out| self.project((index, which), work, (x, m), out);
         let l: &Layer<T> = &self.weights.layers[index];
         let pool = &self.pool.layers[index];
         self.norm(s, &l.attn_norm, index > 0)?;
-        ops::gemm(
-            device,
-            by,
-            (&s.normed, m),
-            &l.qkv,
-            l.qkv_bias.as_ref(),
-            &s.qkv,
-        )?;
-        let rope = RopeKv {
-            q_heads: c.q_heads,
-            cos: &self.weights.cos,
-            sin: &self.weights.sin,
-            positions: &batch.positions,
-            slots: &batch.slots,
-            on_device: (&s.positions, &s.slots),
-        };
-        ops::rope_kv(device, &s.qkv, &rope, pool)?;
+        project(Product::Qkv, &s.normed, &s.qkv)?;
+        ops::rope_kv(device, &s.qkv, &self.rope(rows, s), pool)?;
         let args = PrefillArgs {
             q: &s.qkv,
             q_stride: c.q_dim() + 2 * c.kv_dim(),
@@ -200,37 +278,10 @@ where
         if let Some((placed, partials)) = &work.decode {
             ops::decode_placed(device, placed, &args, partials)?;
         }
-        ops::gemm(device, by, (&s.attended, m), &l.o, None, &s.delta)?;
+        project(Product::O, &s.attended, &s.delta)?;
         self.norm(s, &l.mlp_norm, true)?;
-        ops::gemm(device, by, (&s.normed, m), &l.gate_up, None, &s.gate_up)?;
+        project(Product::GateUp, &s.normed, &s.gate_up)?;
         ops::silu_mul(device, &s.gate_up, c.ffn, &s.act)?;
-        ops::gemm(device, by, (&s.act, m), &l.down, None, &s.delta)
-    }
-
-    /// Logits of one tile of wanted rows.
-    fn logits(
-        &self,
-        tile: &[WantedRow],
-        s: &Scratch<T>,
-        clock: &dyn Clock,
-        sink: &mut dyn LogitSink,
-        sink_ns: &mut Nanos,
-    ) -> Result<(), KernelError> {
-        let (device, c) = (self.device, self.config);
-        let mark = device.mark();
-        let rows: Vec<u32> = tile.iter().map(|w| w.row as u32).collect();
-        let picked = device.empty::<T>("picked rows", rows.len() * c.hidden)?;
-        ops::gather_rows(device, &s.normed, &rows, c.hidden, &picked)?;
-        let logits = device.empty::<f32>("logits", rows.len() * c.vocab)?;
-        let picked = (&picked, rows.len());
-        ops::gemm(device, self.by(), picked, &self.weights.head, None, &logits)?;
-        let host = device.download(&logits)?;
-        device.release(mark)?;
-        let before = clock.now();
-        for (w, row) in tile.iter().zip(host.chunks_exact(c.vocab)) {
-            sink.row(w.seq, w.position, LogitRow::F32(row));
-        }
-        *sink_ns += clock.now() - before;
-        Ok(())
+        project(Product::Down, &s.act, &s.delta)
     }
 }

@@ -14,16 +14,22 @@
 //! Weights and activations are bf16 (f16 with an f16 cache), the residual stream and all sums f32,
 //! the cache bf16, f16 or E4M3. A block image has the bytes of the CPU engine's.
 
+mod adapters;
 mod batch;
 mod build;
 pub mod check;
 mod error;
 mod executor;
 mod forward;
+mod graphs;
+mod head;
+mod mover;
 mod pool;
+mod times;
 mod weights;
 
-pub use build::{DeviceKind, GpuOptions, build, emulated, engine, open};
+pub use adapters::rounded_adapters;
+pub use build::{DeviceKind, GpuOptions, StepOptions, build, emulated, engine, open};
 pub use error::GpuError;
 pub use executor::GpuExecutor;
 pub use weights::rounded;

@@ -5,11 +5,14 @@ use pb_kernels_cuda::{Device, DeviceExt, Elem, KernelError, StoreElem};
 use pb_model::config::LlamaConfig;
 use pb_model::forward::{ImageError, ImageShape, KvScales, layer_scales};
 
+use crate::mover::{Mover, Staging};
+
 /// Keys and values of every layer.
 pub(crate) struct Pool<S> {
     pub(crate) layers: Vec<KvPool<S>>,
     /// Keys, then values, layer by layer: the order of an image.
     stores: Stores,
+    mover: Mover,
     pub(crate) image: ImageShape,
     pub(crate) num_blocks: usize,
 }
@@ -30,6 +33,7 @@ impl<S: bytemuck::Pod> Pool<S> {
         image: ImageShape,
         num_blocks: usize,
         scales: Option<&KvScales>,
+        staging: &mut Option<Staging>,
     ) -> Result<Self, KernelError> {
         let shape = KvShape {
             block_size: image.block_size,
@@ -55,6 +59,7 @@ impl<S: bytemuck::Pod> Pool<S> {
         let stores = Stores::new(device, &sides, shape.block_elems() * size_of::<S>())?;
         Ok(Pool {
             layers,
+            mover: Mover::new(device, staging, stores.staged_bytes())?,
             stores,
             image,
             num_blocks,
@@ -65,7 +70,22 @@ impl<S: bytemuck::Pod> Pool<S> {
         self.num_blocks * self.stores.staged_bytes()
     }
 
+    /// Lets the compute lane wait for `blocks` that are still on their way.
+    pub(crate) fn settle(
+        &self,
+        device: &impl Device,
+        blocks: impl Iterator<Item = u32>,
+    ) -> Result<(), KernelError> {
+        self.mover.settle(device, blocks)
+    }
+
+    /// Lets the compute lane, in which memory is given back, wait for all that is on its way.
+    pub(crate) fn settle_all(&self, device: &impl Device) -> Result<(), KernelError> {
+        self.mover.settle_all(device)
+    }
+
     pub(crate) fn copy(&self, device: &impl Device, from: u32, to: u32) -> Result<(), KernelError> {
+        self.settle(device, [from, to].into_iter())?;
         ops::block_copy(device, &self.stores, &[[from, to]])
     }
 
@@ -79,9 +99,7 @@ impl<S: bytemuck::Pod> Pool<S> {
     where
         S: StoreElem<T>,
     {
-        let staging = device.empty::<u8>("block image", self.stores.staged_bytes())?;
-        ops::block_gather(device, &self.stores, &[block], &staging)?;
-        let bytes = device.download(&staging)?;
+        let bytes = self.mover.read(device, &self.stores, block)?;
         self.image.push_header(out);
         let sides = bytes.chunks_exact(bytes.len() / (2 * self.layers.len()));
         let scales = self.layers.iter().flat_map(|l| [l.k_scale, l.v_scale]);
@@ -94,7 +112,8 @@ impl<S: bytemuck::Pod> Pool<S> {
         Ok(())
     }
 
-    /// Sets a block to an image; a refused one leaves the block as it was.
+    /// Sets a block to an image; a refused one leaves the block as it was. The copy goes on when
+    /// this returns.
     pub(crate) fn write<T: Elem>(
         &self,
         device: &impl Device,
@@ -105,7 +124,7 @@ impl<S: bytemuck::Pod> Pool<S> {
         S: StoreElem<T>,
     {
         let sides = self.image.layers(image)?;
-        let mut bytes = Vec::with_capacity(self.stores.staged_bytes());
+        let mut parts = Vec::with_capacity(2 * self.layers.len());
         for (index, (layer, [k, v])) in self.layers.iter().zip(sides).enumerate() {
             let expected = [layer.k_scale, layer.v_scale];
             let found = if S::SCALED {
@@ -120,11 +139,9 @@ impl<S: bytemuck::Pod> Pool<S> {
                     expected,
                 }));
             }
-            bytes.extend_from_slice(k.elems);
-            bytes.extend_from_slice(v.elems);
+            parts.extend([k.elems, v.elems]);
         }
-        let staging = device.upload("block image", &bytes)?;
-        ops::block_scatter(device, &self.stores, &[block], &staging)?;
+        self.mover.write(device, &self.stores, block, &parts)?;
         Ok(())
     }
 }

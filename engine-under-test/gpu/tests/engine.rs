@@ -2,6 +2,12 @@
 //! engine's own, and nothing of what they do may change a bit.
 
 mod common;
+#[path = "engine/graphs.rs"]
+mod graphs;
+#[path = "engine/lanes.rs"]
+mod lanes;
+#[path = "engine/sampling.rs"]
+mod sampling;
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};

@@ -4,23 +4,26 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{config, executor, options, prompt, weights};
+use common::{adapters, config, executor, options, prompt, weights};
 use pb_contract::{BlockId, Fault, KvDtype, Numerics};
 use pb_core::{DecoderExecutor, Executor};
 use pb_gpu::GpuOptions;
 use pb_gpu::check::{
-    Cache, Cut, Rows, WHOLE, differing_values, judge, logits, naive_rows, reference,
+    Cache, Cut, Prompt, Rows, WHOLE, differing_values, judge, logits, naive_rows, reference,
     worst_log_ratio,
 };
 use pb_model::Weights;
 use pb_model::config::RopeScaling;
 use pb_model::forward::{ForwardOptions, KvScales, block_image_bytes};
+use pb_model::lora::AdapterSet;
 
 /// Chunks beside, at and beyond blocks and tiles.
 const CHUNKS: [usize; 5] = [1, 15, 16, 17, 50];
 
-fn prompts() -> Vec<Vec<u32>> {
-    vec![prompt(1, 70), prompt(2, 33), prompt(3, 5)]
+fn prompts() -> Vec<Prompt> {
+    [prompt(1, 70), prompt(2, 33), prompt(3, 5)]
+        .map(Prompt::from)
+        .to_vec()
 }
 
 /// Logits on the device under `options`, or `None` where it cannot be built.
@@ -47,7 +50,7 @@ fn a_batch_is_the_reference_within_the_error_of_the_precision() {
             return;
         };
         let want = exact(&weights, &options);
-        let naive = naive_rows(&weights, &prompts(), cache).unwrap();
+        let naive = naive_rows((&weights, &AdapterSet::default()), &prompts(), cache).unwrap();
         let verdict = judge(&got, &naive, &want);
         println!("{kv_dtype:?}: {verdict:?}");
         assert!(verdict.passes() && verdict.decidable > 40, "{verdict:?}");
@@ -61,7 +64,7 @@ fn the_rule_refuses_a_wrong_map_of_heads_and_wrong_positions() {
     let weights = weights();
     let options = options(Numerics::Exact, KvDtype::Bf16);
     let want = exact(&weights, &options);
-    let naive = naive_rows(&weights, &prompts(), Cache::Bf16).unwrap();
+    let naive = naive_rows((&weights, &AdapterSet::default()), &prompts(), Cache::Bf16).unwrap();
     let c = config();
     let mut heads = weights.clone();
     for l in &mut heads.layers {
@@ -124,7 +127,7 @@ fn fast_stays_within_the_error_of_the_precision_for_every_cut() {
         return;
     };
     let want = exact(&weights, &options);
-    let naive = naive_rows(&weights, &prompts(), Cache::Bf16).unwrap();
+    let naive = naive_rows((&weights, &AdapterSet::default()), &prompts(), Cache::Bf16).unwrap();
     let mut differs = false;
     for (chunk, singles) in [(16, 4), (17, 3), (50, 2)] {
         let cut = Cut { chunk, singles };
@@ -158,7 +161,7 @@ fn block_images_are_the_cpus_and_blocks_move() {
         let Some(mut gpu) = executor(&weights, &options) else {
             return;
         };
-        logits(gpu.as_mut(), &options, &[prompt(4, 40)], WHOLE).unwrap();
+        logits(gpu.as_mut(), &options, &[prompt(4, 40).into()], WHOLE).unwrap();
         let image_of = |executor: &dyn Executor, block| {
             let mut image = Vec::new();
             executor.read_block(BlockId(block), &mut image);
@@ -240,4 +243,104 @@ fn a_failed_copy_is_reported_by_the_next_step() {
     let clock = pb_contract::VirtualClock::new();
     let failed = gpu.execute(&[], &clock, &mut Nothing).unwrap_err();
     assert!(failed.contains("block is 999"), "{failed}");
+}
+
+/// Prompts of two adapters and of none, of one text at first.
+fn adapted() -> Vec<Prompt> {
+    let with = |seed, n, adapter| Prompt {
+        tokens: prompt(seed, n),
+        adapter,
+    };
+    vec![
+        with(1, 37, Some(0)),
+        with(1, 37, Some(1)),
+        with(1, 37, None),
+        with(3, 9, Some(0)),
+    ]
+}
+
+/// Options with two adapters.
+fn with_adapters(numerics: Numerics) -> GpuOptions {
+    GpuOptions {
+        adapters: adapters(),
+        ..options(numerics, KvDtype::Bf16)
+    }
+}
+
+/// Rows of a batch have the adapters that they ask for; those of another adapter, or of none,
+/// would be refused.
+#[test]
+fn adapters_are_those_of_the_reference_and_not_anothers() {
+    let weights = weights();
+    let options = with_adapters(Numerics::Exact);
+    let Some(mut gpu) = executor(&weights, &options) else {
+        return;
+    };
+    let got = logits(gpu.as_mut(), &options, &adapted(), WHOLE).unwrap();
+    let mut judge_by = reference(&weights, &options).unwrap();
+    let want = logits(judge_by.as_mut(), &options, &adapted(), WHOLE).unwrap();
+    let all = (&weights, options.adapters.as_ref());
+    let naive = naive_rows(all, &adapted(), Cache::Bf16).unwrap();
+    let verdict = judge(&got, &naive, &want);
+    println!("{verdict}");
+    assert!(verdict.passes() && verdict.decidable > 40, "{verdict}");
+    let mut exchanged = adapted();
+    (exchanged[0].adapter, exchanged[1].adapter) = (Some(1), None);
+    gpu.resize_kv(options.block_size, options.num_blocks);
+    let other = logits(gpu.as_mut(), &options, &exchanged, WHOLE).unwrap();
+    assert!(!judge(&other, &naive, &want).passes());
+}
+
+/// Chunked, alone, or beside rows of other adapters: the bits of a row are the same.
+#[test]
+fn exact_gives_the_same_bits_with_adapters_for_every_cut_and_company() {
+    let weights = weights();
+    let options = with_adapters(Numerics::Exact);
+    let Some(mut gpu) = executor(&weights, &options) else {
+        return;
+    };
+    let whole = logits(gpu.as_mut(), &options, &adapted(), WHOLE).unwrap();
+    for chunk in [15, 16, 17] {
+        let cut = Cut { chunk, singles: 2 };
+        gpu.resize_kv(options.block_size, options.num_blocks);
+        let got = logits(gpu.as_mut(), &options, &adapted(), cut).unwrap();
+        assert_eq!(differing_values(&got, &whole), 0, "{cut:?}");
+    }
+    for (seq, prompt) in adapted().into_iter().enumerate() {
+        gpu.resize_kv(options.block_size, options.num_blocks);
+        let got = logits(gpu.as_mut(), &options, &[prompt], WHOLE).unwrap();
+        let same = |((_, p), row): (&(usize, usize), &Vec<f64>)| whole[&(seq, *p)] == *row;
+        assert!(got.iter().all(same), "prompt {seq} alone");
+    }
+    let rows = |seq: usize| {
+        whole
+            .iter()
+            .filter(move |((s, _), _)| *s == seq)
+            .map(|(_, r)| r)
+    };
+    assert!(rows(0).zip(rows(1)).all(|(a, b)| a != b));
+    assert!(rows(0).zip(rows(2)).all(|(a, b)| a != b));
+}
+
+#[test]
+fn adapters_that_do_not_exist_or_fit_are_refused() {
+    let weights = weights();
+    let mut options = with_adapters(Numerics::Exact);
+    let Some(mut gpu) = executor(&weights, &options) else {
+        return;
+    };
+    let mut prompt = Prompt::from(prompt(1, 3));
+    prompt.adapter = Some(2);
+    let text = logits(gpu.as_mut(), &options, &[prompt], WHOLE).unwrap_err();
+    assert!(text.contains("adapter 2 of 2"), "{text}");
+    let mut wide = config();
+    wide.ffn += 8;
+    let set = vec![pb_model::lora::synth::adapter("wide", &wide, 4, 4.0, 1)];
+    options.adapters = Arc::new(AdapterSet::new(set).unwrap());
+    let device = common::device().unwrap();
+    let text = pb_gpu::build(device, &weights, &options)
+        .err()
+        .unwrap()
+        .to_string();
+    assert!(text.contains("wide layers.0.mlp.gate_proj"), "{text}");
 }

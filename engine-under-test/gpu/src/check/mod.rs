@@ -10,6 +10,7 @@ use pb_core::{Chunk, DecoderExecutor, Executor};
 use pb_kernels_cpu::Pool;
 use pb_model::Weights;
 use pb_model::forward::{ForwardOptions, LogitRow, LogitRows, LogitSink};
+use pb_model::lora::AdapterSet;
 
 use crate::build::GpuOptions;
 use crate::error::GpuError;
@@ -21,6 +22,24 @@ const LOG_RATIO_MAX: f64 = 0.4;
 
 /// Logits by prompt and position.
 pub type Rows = BTreeMap<(usize, usize), Vec<f64>>;
+
+/// A prompt and the adapter that it is computed with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Prompt {
+    /// Tokens, at least one.
+    pub tokens: Vec<TokenId>,
+    /// Index of its adapter; `None` for the base model.
+    pub adapter: Option<usize>,
+}
+
+impl From<Vec<TokenId>> for Prompt {
+    fn from(tokens: Vec<TokenId>) -> Self {
+        Prompt {
+            tokens,
+            adapter: None,
+        }
+    }
+}
 
 struct Sink<'a>(&'a mut Rows);
 
@@ -55,7 +74,7 @@ pub const WHOLE: Cut = Cut {
 pub fn logits(
     executor: &mut dyn Executor,
     options: &GpuOptions,
-    prompts: &[Vec<TokenId>],
+    prompts: &[Prompt],
     cut: Cut,
 ) -> Result<Rows, String> {
     let (count, blocks) = (prompts.len(), options.num_blocks);
@@ -67,7 +86,7 @@ pub fn logits(
     let mut rows = Rows::new();
     loop {
         let mut chunks = Vec::new();
-        for (seq, tokens) in prompts.iter().enumerate() {
+        for (seq, Prompt { tokens, adapter }) in prompts.iter().enumerate() {
             let (start, prefill) = (done[seq], tokens.len().saturating_sub(cut.singles));
             let end = if start < prefill {
                 start.saturating_add(cut.chunk).min(prefill)
@@ -85,7 +104,7 @@ pub fn logits(
                 rows: LogitRows::All,
                 is_prefill: start < prefill,
                 is_last: end == tokens.len(),
-                adapter: None,
+                adapter: *adapter,
             });
             done[seq] = end;
         }
@@ -99,7 +118,8 @@ pub fn logits(
     }
 }
 
-/// The f64 reference with the blocks of `options`; its cache is rounded to E4M3 where theirs is.
+/// The f64 reference with the blocks and adapters of `options`; its cache is rounded to E4M3 where
+/// theirs is.
 ///
 /// # Errors
 /// When it cannot be built.
@@ -117,7 +137,7 @@ pub fn reference(weights: &Weights, options: &GpuOptions) -> Built {
         ..ForwardOptions::default()
     };
     let weights = Arc::new(weights.clone());
-    let decoder = pb_model::forward::build(&weights, &Arc::default(), forward)?;
+    let decoder = pb_model::forward::build(&weights, &options.adapters, forward)?;
     Ok(Box::new(DecoderExecutor::new(decoder)))
 }
 
@@ -221,13 +241,13 @@ pub fn judge(got: &Rows, naive: &Rows, want: &Rows) -> Verdict {
     }
 }
 
-/// The naive evaluation of every prompt, in bf16.
+/// The naive evaluation of every prompt, in bf16; adapters are counted in `adapters`.
 ///
 /// # Errors
 /// When the compute threads cannot be started.
 pub fn naive_rows(
-    weights: &Weights,
-    prompts: &[Vec<TokenId>],
+    (weights, adapters): (&Weights, &AdapterSet),
+    prompts: &[Prompt],
     cache: Cache,
 ) -> Result<Rows, GpuError> {
     let threads = threads();
@@ -238,8 +258,9 @@ pub fn naive_rows(
         })
     })?;
     let mut all = Rows::new();
-    for (seq, tokens) in prompts.iter().enumerate() {
-        let rows = naive::logits(&pool, weights, tokens, cache);
+    for (seq, Prompt { tokens, adapter }) in prompts.iter().enumerate() {
+        let adapter = adapter.and_then(|index| adapters.get(index));
+        let rows = naive::logits(&pool, (weights, adapter), tokens, cache);
         let keyed = rows.into_iter().enumerate();
         all.extend(keyed.map(|(position, row)| ((seq, position), row)));
     }
@@ -275,17 +296,17 @@ pub struct ForwardCheck {
     pub detail: String,
 }
 
-/// Checks forward passes of `weights` (already [`rounded`](crate::rounded) to bf16) with a bf16
-/// cache on executors that `make` builds: whole prompts against f64; in `exact`, every cut of them
-/// bit for bit against the whole; in `fast`, every cut against f64 and against the error of the
-/// whole. Results go to `each` as they come.
+/// Checks forward passes of `weights` (they and the adapters of `options` are already
+/// [`rounded`](crate::rounded) to bf16) with a bf16 cache on executors that `make` builds: whole
+/// prompts against f64; in `exact`, every cut of them bit for bit against the whole; in `fast`,
+/// every cut against f64 and against the error of the whole. Results go to `each` as they come.
 ///
 /// # Errors
 /// [`GpuError`] when an executor cannot be built, or a sentence when one fails.
 pub fn chunked_against_whole(
     weights: &Weights,
     options: &GpuOptions,
-    prompts: &[Vec<TokenId>],
+    prompts: &[Prompt],
     cuts: &[Cut],
     make: &mut dyn FnMut(&GpuOptions) -> Built,
     each: &mut dyn FnMut(ForwardCheck),
@@ -293,7 +314,7 @@ pub fn chunked_against_whole(
     let failed = |problem: String| GpuError::Forward { problem };
     let mut judge_by = reference(weights, options)?;
     let want = logits(judge_by.as_mut(), options, prompts, WHOLE).map_err(failed)?;
-    let naive = naive_rows(weights, prompts, Cache::Bf16)?;
+    let naive = naive_rows((weights, &options.adapters), prompts, Cache::Bf16)?;
     for numerics in [Numerics::Exact, Numerics::Fast] {
         let options = GpuOptions {
             numerics,

@@ -10,6 +10,7 @@ use pb_kernels_cuda::E4m3;
 use pb_kernels_cuda::check::Stored;
 use pb_kernels_cuda::check::formulas::{Head, attention, rmsnorm, silu_mul};
 use pb_model::Weights;
+use pb_model::lora::{LoraAdapter, Projection};
 use pb_model::weights::{LayerWeights, Matrix};
 
 /// What the cache keeps of keys and values.
@@ -37,6 +38,7 @@ fn kept(cache: Cache, x: f64) -> f64 {
 
 struct Naive<'a> {
     weights: &'a Weights,
+    adapter: Option<&'a LoraAdapter>,
     pool: &'a Pool,
     cache: Cache,
     rows: usize,
@@ -49,6 +51,32 @@ impl Naive<'_> {
         for (i, y) in out.iter_mut().enumerate() {
             let bias = bias.as_ref().map_or(0.0, |b| f64::from(b[i % w.rows]));
             *y = low(low(*y) + bias);
+        }
+        out
+    }
+
+    /// A projection with what the adapter changes of it: `A x`, its multiple, `B` times it and the
+    /// sum are each rounded.
+    fn projected(
+        &self,
+        x: &[f64],
+        (layer, projection): (usize, Projection),
+        w: &Matrix,
+        bias: &Option<Vec<f32>>,
+    ) -> Vec<f64> {
+        let mut out = self.linear(x, w, bias);
+        let delta = self.adapter.and_then(|a| a.delta(layer, projection));
+        let Some(d) = delta else { return out };
+        let matrix = |data: &Vec<f32>, rows, cols| Matrix {
+            data: data.clone(),
+            rows,
+            cols,
+        };
+        let mut inner = self.linear(x, &matrix(&d.a, d.rank, w.cols), &None);
+        inner.iter_mut().for_each(|v| *v = low(*v * d.scale));
+        let change = self.linear(&inner, &matrix(&d.b, w.rows, d.rank), &None);
+        for (y, c) in out.iter_mut().zip(change) {
+            *y = low(*y + c);
         }
         out
     }
@@ -72,12 +100,12 @@ impl Naive<'_> {
     }
 
     /// What attention adds to the residual stream.
-    fn attended(&self, x: &[f64], l: &LayerWeights) -> Vec<f64> {
+    fn attended(&self, x: &[f64], layer: usize, l: &LayerWeights) -> Vec<f64> {
         let c = &self.weights.config;
         let normed = self.norm(x, &l.attn_norm);
-        let mut q = self.linear(&normed, &l.q, &l.q_bias);
-        let mut k = self.linear(&normed, &l.k, &l.k_bias);
-        let mut v = self.linear(&normed, &l.v, &l.v_bias);
+        let mut q = self.projected(&normed, (layer, Projection::Q), &l.q, &l.q_bias);
+        let mut k = self.projected(&normed, (layer, Projection::K), &l.k, &l.k_bias);
+        let mut v = self.projected(&normed, (layer, Projection::V), &l.v, &l.v_bias);
         self.rotate(&mut q, c.q_heads);
         self.rotate(&mut k, c.kv_heads);
         for x in k.iter_mut().chain(&mut v) {
@@ -101,29 +129,30 @@ impl Naive<'_> {
                 out.extend(one.iter().map(|e| e.naive));
             }
         }
-        self.linear(&out, &l.o, &None)
+        self.projected(&out, (layer, Projection::O), &l.o, &None)
     }
 
     /// What the feed-forward part adds.
-    fn fed_forward(&self, x: &[f64], l: &LayerWeights) -> Vec<f64> {
+    fn fed_forward(&self, x: &[f64], layer: usize, l: &LayerWeights) -> Vec<f64> {
         let normed = self.norm(x, &l.mlp_norm);
-        let gate = self.linear(&normed, &l.gate, &None);
-        let up = self.linear(&normed, &l.up, &None);
+        let gate = self.projected(&normed, (layer, Projection::Gate), &l.gate, &None);
+        let up = self.projected(&normed, (layer, Projection::Up), &l.up, &None);
         let gated = gate.iter().zip(&up);
         let act: Vec<f64> = gated.map(|(g, u)| silu_mul::<bf16>(*g, *u).naive).collect();
-        self.linear(&act, &l.down, &None)
+        self.projected(&act, (layer, Projection::Down), &l.down, &None)
     }
 }
 
-/// Logits of every position of `tokens`.
+/// Logits of every position of `tokens`, with an adapter or without.
 pub(super) fn logits(
     pool: &Pool,
-    weights: &Weights,
+    (weights, adapter): (&Weights, Option<&LoraAdapter>),
     tokens: &[TokenId],
     cache: Cache,
 ) -> Vec<Vec<f64>> {
     let naive = Naive {
         weights,
+        adapter,
         pool,
         cache,
         rows: tokens.len(),
@@ -133,10 +162,10 @@ pub(super) fn logits(
     let add = |x: &mut [f64], delta: Vec<f64>| {
         x.iter_mut().zip(delta).for_each(|(x, d)| *x = low(*x + d));
     };
-    for l in &weights.layers {
-        let delta = naive.attended(&x, l);
+    for (layer, l) in weights.layers.iter().enumerate() {
+        let delta = naive.attended(&x, layer, l);
         add(&mut x, delta);
-        let delta = naive.fed_forward(&x, l);
+        let delta = naive.fed_forward(&x, layer, l);
         add(&mut x, delta);
     }
     let normed = naive.norm(&x, &weights.final_norm);

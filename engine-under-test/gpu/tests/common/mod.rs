@@ -2,16 +2,21 @@
 
 #![allow(dead_code, reason = "each test file uses some of it")]
 
+mod watch;
+
 use std::path::Path;
+use std::sync::Arc;
 
 use half::bf16;
 use pb_contract::{KvDtype, Numerics, Stream, TokenId};
 use pb_core::Executor;
-use pb_gpu::{GpuError, GpuOptions, rounded};
+use pb_gpu::{GpuError, GpuOptions, StepOptions, rounded, rounded_adapters};
 use pb_kernels_cuda::{Emulator, KernelError};
 use pb_model::Weights;
 use pb_model::config::LlamaConfig;
+use pb_model::lora::{self, AdapterSet};
 use pb_model::synth::{self, Kind, Size};
+pub(crate) use watch::{Watch, Watched};
 
 /// Two layers with heads of 64, of which three share keys and values.
 pub(crate) fn config() -> LlamaConfig {
@@ -44,6 +49,12 @@ pub(crate) fn device() -> Option<Emulator<'static>> {
     }
 }
 
+/// Neither graphs nor times.
+pub(crate) const PLAIN: StepOptions = StepOptions {
+    graph_rows: 0,
+    time_every: 0,
+};
+
 pub(crate) fn options(numerics: Numerics, kv_dtype: KvDtype) -> GpuOptions {
     GpuOptions {
         numerics,
@@ -51,13 +62,39 @@ pub(crate) fn options(numerics: Numerics, kv_dtype: KvDtype) -> GpuOptions {
         block_size: 16,
         num_blocks: 24,
         kv_scales: None,
+        adapters: Arc::default(),
+        steps: PLAIN,
     }
+}
+
+/// Two adapters as the device has them, of ranks that are and are not multiples of 8.
+pub(crate) fn adapters() -> Arc<AdapterSet> {
+    let set = vec![
+        lora::synth::adapter("a", &config(), 8, 8.0, 1),
+        lora::synth::adapter("b", &config(), 3, 4.5, 2),
+    ];
+    Arc::new(rounded_adapters::<bf16>(&AdapterSet::new(set).unwrap()))
 }
 
 /// An executor on a machine of its own.
 pub(crate) fn executor(weights: &Weights, options: &GpuOptions) -> Option<Box<dyn Executor>> {
     let built: Result<_, GpuError> = pb_gpu::build(device()?, weights, options);
     Some(built.unwrap())
+}
+
+/// An executor on a watched machine of its own, set up by `prepare`.
+pub(crate) fn watched(
+    weights: &Weights,
+    options: &GpuOptions,
+    prepare: impl FnOnce(&Emulator<'_>),
+) -> Option<(Box<dyn Executor>, Arc<Watch>)> {
+    let device = Watched {
+        inner: device()?,
+        watch: Arc::default(),
+    };
+    prepare(&device.inner);
+    let watch = Arc::clone(&device.watch);
+    Some((pb_gpu::build(device, weights, options).unwrap(), watch))
 }
 
 /// `n` random tokens.

@@ -139,6 +139,17 @@ impl LoraAdapter {
         self.layers.get(layer)?[projection as usize].as_ref()
     }
 
+    /// The adapter with every value of A and B replaced by what `f` makes of it: how a backend
+    /// sees it that stores them in another precision.
+    pub fn map_values(&self, f: impl Fn(f32) -> f32) -> LoraAdapter {
+        let mut layers = self.layers.clone();
+        for delta in layers.iter_mut().flatten().flatten() {
+            let values = delta.a.iter_mut().chain(&mut delta.b);
+            values.for_each(|x| *x = f(*x));
+        }
+        LoraAdapter::new(&self.name, layers)
+    }
+
     /// Number of values in all A and B.
     pub fn parameter_count(&self) -> usize {
         let deltas = self.layers.iter().flatten().flatten();
