@@ -3,6 +3,7 @@
 
 mod common;
 mod planted;
+mod recorded_llama;
 
 use common::{run, stderr, stdout};
 use pb_contract::{EngineConfig, Fault, Numerics};

@@ -12,9 +12,9 @@ use pb_contract::wire::{
     TokenizeResponse, Usage,
 };
 use pb_contract::{Clock, Nanos, TokenId, WallClock};
-use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::Value;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use crate::endpoint::Endpoint;
 use crate::error::LoadError;
@@ -57,6 +57,12 @@ pub struct Exchange {
     pub headers: Vec<(String, String)>,
     /// Body.
     pub body: String,
+}
+
+/// What llama.cpp's server answers to `POST /tokenize`.
+#[derive(Deserialize)]
+struct Tokens {
+    tokens: Vec<TokenId>,
 }
 
 /// How a cache reset went.
@@ -186,12 +192,19 @@ impl Control {
     /// # Errors
     /// The request fails.
     pub async fn tokenize(&self, text: &str) -> Result<Vec<TokenId>, LoadError> {
+        let route = "/tokenize";
         let body = TokenizeRequest {
             model: self.endpoint.model().map(str::to_owned),
             prompt: text.to_owned(),
             add_special_tokens: Some(false),
         };
-        let answer: TokenizeResponse = self.json(Method::POST, "/tokenize", Some(&body)).await?;
+        let answer = self.call(Method::POST, route, Some(&body), None).await?;
+        if let Ok(answer) = serde_json::from_str::<TokenizeResponse>(&answer) {
+            return Ok(answer.tokens);
+        }
+        // llama.cpp's server reads `content`, and answers a request without it with no tokens.
+        let body = json!({"content": text, "add_special": false});
+        let answer: Tokens = self.json(Method::POST, route, Some(&body)).await?;
         Ok(answer.tokens)
     }
 

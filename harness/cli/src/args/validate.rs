@@ -193,6 +193,8 @@ pub(crate) enum PrecisionArg {
     F32,
     /// bf16 or f16.
     Bf16,
+    /// 8 bits in blocks: llama.cpp with quantised weights.
+    Int8,
 }
 
 /// Lists beyond this are refused by every server that is known.

@@ -1,8 +1,10 @@
 //! `prefillbench validate`: does chunking or prefix caching change what comes out?
 
+mod answer;
 mod ask;
 mod background;
 mod document;
+mod evidence;
 mod plant;
 mod prompts;
 mod remote;

@@ -38,4 +38,4 @@ pub use generated::{Divergence, compare_generated};
 pub use row::{Flip, RemoteError, RowDelta, TopRow, compare};
 pub use rules::{Precision, RemoteLimits, RemoteVerdict, judge};
 pub use stats::{Flips, PromptDeltas, RemoteStats};
-pub use validation::{Compared, Planted, RemoteValidation};
+pub use validation::{Compared, NotCompared, Planted, RemoteValidation};

@@ -14,6 +14,8 @@ pub enum Precision {
     F32,
     /// Activations rounded to bf16 or f16.
     Bf16,
+    /// Activations rounded to 8 bits in blocks, as by llama.cpp where weights are quantised.
+    Int8,
 }
 
 /// Limits of one comparison. Divergences are the smallest that the lists allow, so a limit that is
@@ -62,6 +64,16 @@ impl RemoteLimits {
                 kl_p999: 0.02,
                 kl_max: 0.05,
                 rms_delta_p: 0.02,
+            },
+            Precision::Int8 => RemoteLimits {
+                tie_margin: 0.5,
+                delta_nll_margin: 0.03,
+                alpha: 0.01,
+                break_alpha: 0.001,
+                kl_mean: 4e-3,
+                kl_p999: 0.04,
+                kl_max: 0.08,
+                rms_delta_p: 0.03,
             },
         }
     }

@@ -21,6 +21,18 @@ pub struct Compared {
     pub result: RemoteVerdict,
 }
 
+/// A comparison that the servers do not allow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NotCompared {
+    /// Name, as in [`Compared::name`].
+    pub name: String,
+    /// The kind of rows that are missing, as in [`Compared::rows`].
+    pub rows: String,
+    /// What the server said instead.
+    pub why: String,
+}
+
 /// A server compared with itself on an altered context.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,6 +62,9 @@ pub struct RemoteValidation {
     pub compared: Vec<Compared>,
     /// Altered contexts.
     pub planted: Vec<Planted>,
+    /// Comparisons that fell away. The verdict is about the others, so a reader must see these.
+    #[serde(default)]
+    pub not_compared: Vec<NotCompared>,
 }
 
 impl RemoteValidation {
@@ -125,6 +140,7 @@ mod tests {
                 required: true,
                 result: result(3.0),
             }],
+            not_compared: Vec::new(),
         }
     }
 

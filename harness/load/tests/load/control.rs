@@ -70,6 +70,24 @@ async fn the_control_plane_checks_what_it_is_told() {
     ));
 }
 
+/// As recorded of llama.cpp's server: without `content` there is nothing to tokenize for it.
+#[tokio::test]
+async fn text_is_tokenized_under_the_name_that_the_server_reads() {
+    let server = ScriptServer::start(|asked| match asked.body["content"].as_str() {
+        None => Answer::json("200 OK", "{\"tokens\":[]}"),
+        Some(text) => {
+            assert_eq!((text, &asked.body["add_special"]), ("x y", &false.into()));
+            Answer::json("200 OK", "{\"tokens\":[6,7]}")
+        }
+    });
+    let control = Control::new(&server.endpoint()).unwrap();
+    assert_eq!(control.tokenize("x y").await.unwrap(), [6, 7]);
+    let wrong = ScriptServer::start(|_| Answer::json("200 OK", "{\"ids\":[1]}"));
+    let control = Control::new(&wrong.endpoint()).unwrap();
+    let error = control.tokenize("x").await.unwrap_err().to_string();
+    assert!(error.contains("missing field `tokens`"), "{error}");
+}
+
 #[tokio::test]
 async fn what_does_not_come_about_is_an_error_with_what_was_seen() {
     let server = ScriptServer::start(|asked| match asked.path.as_str() {

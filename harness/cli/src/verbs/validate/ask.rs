@@ -1,15 +1,13 @@
 //! Questions to a server: log-probabilities of a prompt's tokens and of a greedy continuation.
 
-use std::collections::BTreeMap;
-
-use anyhow::{Context, Result, bail, ensure};
-use pb_contract::wire::{CompletionChoice, CompletionLogprobs, CompletionResponse};
+use anyhow::{Context, Result, bail};
 use pb_contract::{Nanos, TokenId};
-use pb_judge::remote::TopRow;
 use pb_load::control::{Control, Method};
 use pb_load::{ControlLimits, Endpoint};
+use pb_target::{Adapter, Detection, ServerKind};
 use serde_json::{Value, json};
 
+use super::answer::{Answer, Completion, echo_rows, generated_rows, id_rows};
 use crate::args::ConnectArgs;
 use crate::verbs::leak::tenants::key;
 
@@ -18,6 +16,9 @@ const ROUTE: &str = "/v1/completions";
 
 /// Longest part of a foreign message that is repeated.
 const MESSAGE_CHARS: usize = 300;
+
+/// How long one route may take when it is found out what a server is.
+const ASK_LIMIT: Nanos = Nanos::from_secs(5);
 
 /// A server that can be asked.
 #[derive(Clone)]
@@ -28,6 +29,18 @@ pub(crate) struct Asker {
     model: String,
     /// Most likely tokens to ask for.
     pub(crate) listed: usize,
+    /// What it is, as far as it is known.
+    pub(crate) detection: Option<Detection>,
+}
+
+/// What a request may find in the prefix cache. Requests with one salt share it, where the server
+/// knows salts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Cache<'a> {
+    /// Nothing: the salt is new, or the request leaves the cache alone.
+    Cold(&'a str),
+    /// What a request with this salt left there.
+    Warm(&'a str),
 }
 
 /// How the log-probabilities of a prompt are asked for.
@@ -49,15 +62,20 @@ impl Source {
     }
 }
 
-/// An answer.
-#[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Answer {
-    /// Scored positions in ascending order.
-    pub(crate) rows: Vec<TopRow>,
-    /// Prompt tokens that came from the prefix cache; None when the server does not say.
-    pub(crate) cached_tokens: Option<u32>,
-    /// The generated text.
-    pub(crate) text: String,
+/// Whether and how a server gives the log-probabilities of a prompt.
+pub(crate) struct Sources {
+    /// The first way that works.
+    pub(crate) found: Option<Source>,
+    /// What it said to the others.
+    pub(crate) refusals: Vec<String>,
+}
+
+impl Sources {
+    /// Why there is none.
+    pub(crate) fn why_not(&self) -> String {
+        let said = self.refusals.join("; ");
+        format!("this server gives no log-probabilities of prompts ({said})")
+    }
 }
 
 impl Asker {
@@ -91,33 +109,63 @@ impl Asker {
             url: endpoint.url(""),
             model: model.to_owned(),
             listed,
+            detection: None,
         })
     }
 
-    /// Fails unless the server answers.
+    /// Fails unless the server answers, and finds out what it is.
     ///
     /// # Errors
     /// It cannot be reached.
-    pub(crate) async fn greet(&self) -> Result<()> {
+    pub(crate) async fn greet(&mut self) -> Result<()> {
         let asked = self.control.exchange(Method::GET, "/v1/models", None).await;
-        asked.map(|_| ()).with_context(|| self.url.clone())
+        asked.with_context(|| self.url.clone())?;
+        self.detection = Some(Detection::of(&self.control, None, ASK_LIMIT).await);
+        Ok(())
     }
 
-    /// Finds out how this server gives the log-probabilities of a prompt; None when it does not.
+    /// Kind and version, as far as they are known.
+    pub(crate) fn server(&self) -> String {
+        let Some(found) = &self.detection else {
+            return ServerKind::Unknown.to_string();
+        };
+        let version = found.version.iter().map(String::as_str);
+        let words: Vec<&str> = std::iter::once(found.kind.name()).chain(version).collect();
+        words.join(" ")
+    }
+
+    /// The field by which a request leaves the cache alone, for servers that do not know salts.
+    /// Such a server remembers for each slot the prompt that it served last, whatever that
+    /// request said.
+    pub(crate) fn cache_off_field(&self) -> Option<&'static str> {
+        let kind = self.detection.as_ref()?.kind;
+        Adapter::of(kind).cache_off_field
+    }
+
+    /// Finds out how this server gives the log-probabilities of a prompt, if it does.
     ///
     /// # Errors
     /// It cannot be reached.
-    pub(crate) async fn source(&self, prompt: &[TokenId]) -> Result<Option<Source>> {
+    pub(crate) async fn sources(&self, prompt: &[TokenId]) -> Result<Sources> {
+        let mut refusals = Vec::new();
         for source in [Source::PromptLogprobs, Source::Echo] {
             // A server that does not know a field may refuse it or pass it by.
             let (status, text) = self.post(&self.prompt_body(prompt, source)).await?;
-            let answer = serde_json::from_str(&text).ok();
-            let rows = answer.and_then(|answer| self.prompt_answer(prompt, source, answer).ok());
-            if status == 200 && rows.is_some() {
-                return Ok(Some(source));
-            }
+            let said = match serde_json::from_str(&text) {
+                _ if status != 200 => format!("HTTP {status}: {}", message(&text)),
+                Err(_) => "no completion".to_owned(),
+                Ok(answer) => match self.prompt_answer(prompt, source, answer) {
+                    Ok(_) => {
+                        let found = Some(source);
+                        return Ok(Sources { found, refusals });
+                    }
+                    Err(error) => error.root_cause().to_string(),
+                },
+            };
+            refusals.push(format!("{}: {said}", source.name()));
         }
-        Ok(None)
+        let found = None;
+        Ok(Sources { found, refusals })
     }
 
     /// Log-probabilities of every prompt token but the first.
@@ -129,8 +177,7 @@ impl Asker {
         self.prompt_answer(prompt, source, answer)
     }
 
-    /// A greedy continuation of `tokens` tokens with the log-probabilities of each. Prompts with
-    /// one `salt` share the prefix cache.
+    /// A greedy continuation of `tokens` tokens with the log-probabilities of each.
     ///
     /// # Errors
     /// The server fails, or gives no log-probabilities.
@@ -138,28 +185,31 @@ impl Asker {
         &self,
         prompt: &[TokenId],
         tokens: usize,
-        salt: &str,
+        cache: Cache<'_>,
     ) -> Result<Answer> {
-        let body = json!({
+        let mut body = json!({
             "model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
-            "ignore_eos": true, "logprobs": self.listed, "cache_salt": salt,
+            "ignore_eos": true, "logprobs": self.listed,
             // Some tokens are no text by themselves and would all read alike.
             "return_tokens_as_token_ids": true,
         });
+        let (Cache::Cold(salt) | Cache::Warm(salt)) = cache;
+        match self.cache_off_field() {
+            Some(field) => body[field] = matches!(cache, Cache::Warm(_)).into(),
+            None => body["cache_salt"] = salt.into(),
+        }
         let answer = self.ask(&body).await?;
-        let cached_tokens = cached(&answer);
-        let choice = first_choice(answer)?;
-        let lists = choice.logprobs.with_context(|| {
+        let found = answer.found();
+        let choice = answer.choice()?;
+        let logprobs = choice.logprobs.with_context(|| {
             format!(
                 "{}: the answer has no `logprobs`: nothing can be compared",
                 self.url
             )
         })?;
-        Ok(Answer {
-            rows: text_rows(&lists, 0, prompt.len() as u32),
-            cached_tokens,
-            text: choice.text,
-        })
+        let rows = generated_rows(&logprobs, prompt.len() as u32);
+        let text = choice.text;
+        Ok(Answer { rows, found, text })
     }
 
     /// A greedy continuation as text, up to one of `stop`.
@@ -176,7 +226,7 @@ impl Asker {
             "model": self.model, "prompt": prompt, "max_tokens": tokens, "temperature": 0,
             "stop": stop,
         });
-        Ok(first_choice(self.ask(&body).await?)?.text)
+        Ok(self.ask(&body).await?.choice()?.text)
     }
 
     /// A request that only keeps the server busy; its number of output tokens.
@@ -210,10 +260,10 @@ impl Asker {
         &self,
         prompt: &[TokenId],
         source: Source,
-        answer: CompletionResponse,
+        answer: Completion,
     ) -> Result<Answer> {
-        let cached_tokens = cached(&answer);
-        let choice = first_choice(answer)?;
+        let found = answer.found();
+        let choice = answer.choice()?;
         let text = choice.text.clone();
         let rows = match source {
             Source::PromptLogprobs => id_rows(prompt, choice),
@@ -221,7 +271,7 @@ impl Asker {
         };
         Ok(Answer {
             rows: rows.with_context(|| format!("{}: {}", self.url, source.name()))?,
-            cached_tokens,
+            found,
             text,
         })
     }
@@ -232,7 +282,7 @@ impl Asker {
         Ok((answer.status, answer.body))
     }
 
-    async fn ask(&self, body: &Value) -> Result<CompletionResponse> {
+    async fn ask(&self, body: &Value) -> Result<Completion> {
         let (status, text) = self.post(body).await?;
         if status != 200 {
             bail!(
@@ -254,147 +304,9 @@ fn message(body: &str) -> String {
     said.chars().take(MESSAGE_CHARS).collect()
 }
 
-fn cached(answer: &CompletionResponse) -> Option<u32> {
-    answer.usage?.prompt_tokens_details?.cached_tokens
-}
-
-fn first_choice(answer: CompletionResponse) -> Result<CompletionChoice> {
-    let first = answer.choices.into_iter().next();
-    first.context("the answer has no choice")
-}
-
-/// Rows of `prompt_logprobs`: one entry a prompt token, null for the first.
-fn id_rows(prompt: &[TokenId], choice: CompletionChoice) -> Result<Vec<TopRow>> {
-    let entries = choice.prompt_logprobs.context("the answer has none")?;
-    let (got, want) = (entries.len(), prompt.len());
-    ensure!(got == want, "{got} positions for {want} prompt tokens");
-    let mut rows = Vec::with_capacity(want);
-    for (position, (entry, id)) in entries.into_iter().zip(prompt).enumerate().skip(1) {
-        let entry = entry.with_context(|| format!("position {position} has no entry"))?;
-        let top: BTreeMap<String, f64> = entry
-            .into_iter()
-            .map(|(token, one)| (token, one.logprob))
-            .collect();
-        let token = id.to_string();
-        ensure!(
-            top.contains_key(&token),
-            "position {position} does not list the prompt's own token {token}"
-        );
-        rows.push(TopRow::new(position as u32, token, top));
-    }
-    Ok(rows)
-}
-
-/// Rows of an echoed prompt: the lists begin with the prompt's tokens.
-fn echo_rows(prompt: &[TokenId], choice: CompletionChoice) -> Result<Vec<TopRow>> {
-    let mut lists = choice.logprobs.context("the answer has no `logprobs`")?;
-    let (got, want) = (lists.tokens.len(), prompt.len());
-    ensure!(got >= want, "{got} positions for {want} prompt tokens");
-    // A server that does not echo lists the generated token alone; with several it would not.
-    lists.tokens.truncate(want);
-    let mut rows = text_rows(&lists, 1, 1);
-    let scored = rows.len();
-    ensure!(
-        scored + 1 == want,
-        "{scored} positions are scored for {want} prompt tokens"
-    );
-    rows.iter_mut()
-        .zip(1..)
-        .for_each(|(row, at)| row.position = at);
-    Ok(rows)
-}
-
-/// The id alone of a token that vLLM names as `token_id:7`.
-fn id_or_text(name: String) -> String {
-    match name.strip_prefix("token_id:") {
-        Some(id) => id.to_owned(),
-        None => name,
-    }
-}
-
-/// Rows of parallel lists from index `from` on, whose first is at `position`. Tokens that are no
-/// text by themselves read alike; of those only the row's own is kept.
-fn text_rows(lists: &CompletionLogprobs, from: usize, position: u32) -> Vec<TopRow> {
-    let mut rows = Vec::new();
-    let all = lists.tokens.iter().enumerate().skip(from);
-    for ((index, token), position) in all.zip(position..) {
-        let own = lists.token_logprobs.get(index).copied().flatten();
-        let top = lists.top_logprobs.get(index).cloned().flatten();
-        let (Some(own), Some(mut top)) = (own, top) else {
-            break;
-        };
-        top.retain(|text, _| !text.contains('\u{fffd}'));
-        top.insert(token.clone(), own);
-        let top = top.into_iter().map(|(name, lp)| (id_or_text(name), lp));
-        rows.push(TopRow::new(
-            position,
-            id_or_text(token.clone()),
-            top.collect(),
-        ));
-    }
-    rows
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn answer(choice: Value) -> CompletionResponse {
-        let whole = json!({
-            "id": "x", "object": "text_completion", "created": 0, "model": "m",
-            "choices": [choice],
-            "usage": {"prompt_tokens": 3, "prompt_tokens_details": {"cached_tokens": 16}},
-        });
-        serde_json::from_value(whole).expect("a completion")
-    }
-
-    #[test]
-    fn prompt_logprobs_as_vllm_writes_them() {
-        let one = |lp: f64, rank: u32| json!({"logprob": lp, "rank": rank, "decoded_token": "t"});
-        let choice = json!({
-            "index": 0, "text": "x", "logprobs": null, "finish_reason": "length",
-            "prompt_logprobs": [null, {"5": one(-1.5, 2), "7": one(-0.3, 1)},
-                                {"9": one(-0.1, 1)}],
-        });
-        let whole = answer(choice);
-        assert_eq!(cached(&whole), Some(16));
-        let rows = id_rows(&[4, 5, 9], first_choice(whole).unwrap()).unwrap();
-        assert_eq!((rows.len(), rows[0].position), (2, 1));
-        assert_eq!((&rows[0].token[..], rows[0].logprob()), ("5", Some(-1.5)));
-        assert_eq!(rows[1].token, "9");
-    }
-
-    #[test]
-    fn a_server_that_scores_other_tokens_is_refused() {
-        let entry = json!({"7": {"logprob": -0.3, "rank": 1, "decoded_token": "t"}});
-        let choice = json!({
-            "index": 0, "text": "", "logprobs": null, "finish_reason": null,
-            "prompt_logprobs": [null, entry],
-        });
-        let choice = || first_choice(answer(choice.clone())).unwrap();
-        let wrong = id_rows(&[4, 5], choice()).unwrap_err().to_string();
-        assert!(wrong.contains("own token 5"), "{wrong}");
-        let short = id_rows(&[4, 7, 8], choice()).unwrap_err().to_string();
-        assert!(short.contains("2 positions for 3"), "{short}");
-    }
-
-    #[test]
-    fn parallel_lists_and_unreadable_tokens() {
-        let lists = CompletionLogprobs {
-            text_offset: vec![0, 1],
-            token_logprobs: vec![Some(-0.5), Some(-0.7)],
-            tokens: vec![" a".into(), "\u{fffd}".into()],
-            top_logprobs: vec![
-                Some([(" a".into(), -0.5), ("\u{fffd}".into(), -3.0)].into()),
-                Some([("b".into(), -1.0)].into()),
-            ],
-        };
-        let rows = text_rows(&lists, 0, 40);
-        assert_eq!((rows[0].position, rows[1].position), (40, 41));
-        assert_eq!(rows[0].top.len(), 1);
-        assert_eq!(rows[1].top["\u{fffd}"], -0.7);
-        assert_eq!(id_or_text("token_id:42".into()), "42");
-    }
 
     #[test]
     fn messages_are_found_and_cut() {

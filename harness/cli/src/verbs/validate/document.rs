@@ -2,9 +2,10 @@
 
 use std::fmt::Write;
 
+use pb_contract::manifest::{Machine, ToolVersion};
 use pb_judge::numerics::{Check, CheckName, Outcome, plain};
 use pb_judge::remote::{
-    Compared, Flip, Planted, Precision, RemoteStats, RemoteValidation, RemoteVerdict,
+    Compared, Flip, NotCompared, Planted, Precision, RemoteStats, RemoteValidation, RemoteVerdict,
 };
 use pb_judge::verdict::Verdict;
 use serde::Serialize;
@@ -13,7 +14,9 @@ use super::ask::{Asker, Source};
 use super::remote::Design;
 use crate::args::ValidateArgs;
 use crate::console::wrapped;
+use crate::machine;
 use crate::validate::table::word;
+use crate::verbs::leak::tenants::shown_command;
 
 /// Version of the document; raised when a reader would misread an old one.
 const SCHEMA_VERSION: u32 = 1;
@@ -26,8 +29,12 @@ const WIDTH: usize = 96;
 pub(super) struct Document {
     schema_version: u32,
     kind: &'static str,
+    receipt: Receipt,
     base_url: String,
+    /// What answers there, and its version.
+    server: String,
     against: Option<String>,
+    against_server: Option<String>,
     model: String,
     precision: Precision,
     prompts: usize,
@@ -46,6 +53,28 @@ pub(super) struct Document {
     exit_code: u8,
 }
 
+/// What validated, when, and where it ran.
+#[derive(Clone, Debug, Serialize)]
+struct Receipt {
+    created: String,
+    command: Vec<String>,
+    tool: ToolVersion,
+    machine: Machine,
+}
+
+impl Receipt {
+    fn new() -> Receipt {
+        Receipt {
+            created: jiff::Timestamp::now()
+                .strftime("%Y-%m-%dT%H:%M:%SZ")
+                .to_string(),
+            command: shown_command(std::env::args()),
+            tool: machine::tool(),
+            machine: machine::machine(),
+        }
+    }
+}
+
 impl Document {
     pub(super) fn new(
         args: &ValidateArgs,
@@ -59,8 +88,11 @@ impl Document {
         Document {
             schema_version: SCHEMA_VERSION,
             kind: "remote_validation",
+            receipt: Receipt::new(),
             base_url: a.url.clone(),
+            server: a.server(),
             against: b.map(|b| b.url.clone()),
+            against_server: b.map(Asker::server),
             model: args.model.clone().unwrap_or_default(),
             precision: design.precision,
             prompts: args.prompts,
@@ -89,7 +121,12 @@ impl Document {
             comparison(&mut out, compared);
         }
         self.planted(&mut out);
+        self.fallen_away(&mut out);
         let word = match self.exit_code {
+            0 if !self.found.not_compared.is_empty() => {
+                "PASS of what was compared: no state changed the answers, and the limits see a \
+                 wrong context"
+            }
             0 => "PASS: no state changed the answers, and the limits see a wrong context",
             3 => "INCONCLUSIVE",
             _ => "FAIL",
@@ -107,10 +144,12 @@ impl Document {
         let precision = match self.precision {
             Precision::F32 => "f32",
             Precision::Bf16 => "bf16",
+            Precision::Int8 => "int8",
         };
-        line(out, &format!("A  {} ({})", self.base_url, self.model));
-        if let Some(against) = &self.against {
-            line(out, &format!("B  {against}"));
+        let (url, model) = (&self.base_url, &self.model);
+        line(out, &format!("A  {url} ({}), {model}", self.server));
+        if let Some((against, server)) = self.against.as_ref().zip(self.against_server.as_ref()) {
+            line(out, &format!("B  {against} ({server})"));
         }
         line(
             out,
@@ -141,6 +180,26 @@ impl Document {
         );
         for planted in &self.found.planted {
             line(out, &planted_row(planted));
+        }
+    }
+    /// What was not compared, by reason.
+    fn fallen_away(&self, out: &mut String) {
+        let mut rest = &self.found.not_compared[..];
+        while let [first, ..] = rest {
+            let same = |n: &&NotCompared| n.why == first.why && n.rows == first.rows;
+            let count = rest.iter().take_while(same).count();
+            let names: Vec<&str> = rest[..count].iter().map(|n| &n.name[..]).collect();
+            let text = format!(
+                "Not compared by {}: {}; {}",
+                first.rows,
+                names.join(", "),
+                first.why
+            );
+            line(out, "");
+            for text in wrapped(&text, WIDTH) {
+                line(out, &text);
+            }
+            rest = &rest[count..];
         }
     }
 }

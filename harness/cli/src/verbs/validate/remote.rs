@@ -3,14 +3,16 @@
 use anyhow::{Context, Result, ensure};
 use pb_contract::{Nanos, Stream, TokenId};
 use pb_judge::remote::{
-    Compared, Planted, Precision, PromptDeltas, RemoteLimits, RemoteStats, RemoteValidation,
-    TopRow, compare, compare_generated, judge,
+    Compared, NotCompared, Planted, Precision, PromptDeltas, RemoteLimits, RemoteStats,
+    RemoteValidation, TopRow, compare, compare_generated, judge,
 };
 use pb_workloads::PROSE;
 
-use super::ask::{Answer, Asker, Source};
+use super::answer::{Answer, Found};
+use super::ask::{Asker, Cache, Source, Sources};
 use super::background::Background;
 use super::document::Document;
+use super::evidence::cache_states;
 use super::plant::Alteration;
 use super::prompts;
 use crate::args::{PrecisionArg, ValidateArgs};
@@ -54,6 +56,7 @@ impl Design {
         let precision = match remote.precision.unwrap_or(PrecisionArg::Bf16) {
             PrecisionArg::F32 => Precision::F32,
             PrecisionArg::Bf16 => Precision::Bf16,
+            PrecisionArg::Int8 => Precision::Int8,
         };
         let mut limits = RemoteLimits::of(precision);
         limits.tie_margin = remote.tie_margin.unwrap_or(limits.tie_margin);
@@ -85,11 +88,11 @@ pub(super) async fn run(
     let model = args.model.as_deref().context("--model is missing")?;
     let connect = &args.remote.connect;
     let asker = |flag, url| Asker::new((flag, url), model, design.listed, connect);
-    let a = asker("--base-url", base_url)?;
+    let mut a = asker("--base-url", base_url)?;
     let b = args.remote.against.as_deref();
-    let b = b.map(|url| asker("--against", url)).transpose()?;
+    let mut b = b.map(|url| asker("--against", url)).transpose()?;
     a.greet().await?;
-    if let Some(b) = &b {
+    if let Some(b) = &mut b {
         b.greet().await?;
     }
     let text = match &args.remote.text {
@@ -101,7 +104,8 @@ pub(super) async fn run(
     progress.phase("cutting prompts with the server's tokenizer");
     let size = (args.prompts, design.prompt_len);
     let prompts = prompts::cut(&a, &text, size, args.seed).await?;
-    let source = a.source(&prompts[0]).await?;
+    let sources = a.sources(&prompts[0]).await?;
+    let source = sources.found;
     let mut check = Check {
         salts: Salts(Stream::new(design.nonce, "validation salts")),
         design,
@@ -110,8 +114,14 @@ pub(super) async fn run(
         progress,
         found: RemoteValidation::default(),
     };
+    if source.is_none() {
+        check.without_prompt_rows(&sources, b.is_some());
+    }
     let base = check.base(&a).await?;
     check.cold_warm(&a, &base).await?;
+    if a.cache_off_field().is_some() {
+        check.warm_later(&a, &base).await?;
+    }
     check.again(&a, &base).await?;
     if check.design.background > 0 {
         check.mixed(&a, &base).await?;
@@ -178,12 +188,13 @@ impl Check<'_> {
             }
             let mut salt = self.salts.next();
             let tokens = self.design.output_len;
-            let mut cold = a.generate(prompt, tokens, &salt).await?;
-            if cold.cached_tokens.is_some_and(|n| n > 0) && reset != Some(false) {
+            let mut cold = a.generate(prompt, tokens, Cache::Cold(&salt)).await?;
+            let by_salt = a.cache_off_field().is_none();
+            if by_salt && cold.found.cached.is_some_and(|n| n > 0) && reset != Some(false) {
                 // The salt separates nothing here: empty the whole cache, if the server can.
                 reset = Some(a.control.reset_prefix_cache(RESET_LIMIT).await.is_ok());
                 salt = self.salts.next();
-                cold = a.generate(prompt, tokens, &salt).await?;
+                cold = a.generate(prompt, tokens, Cache::Cold(&salt)).await?;
             }
             base.generated.push(cold);
             base.salts.push(salt);
@@ -196,58 +207,66 @@ impl Check<'_> {
         let mut warm = Vec::new();
         for (index, prompt) in self.prompts.iter().enumerate() {
             self.tell("warm cache", index);
-            let tokens = self.design.output_len;
-            warm.push(a.generate(prompt, tokens, &base.salts[index]).await?);
-        }
-        let cached = |answers: &[Answer]| -> Option<Vec<u32>> {
-            answers.iter().map(|answer| answer.cached_tokens).collect()
-        };
-        let half = self.prompts[0].len() as u32 / 2;
-        let (evidence, unproven) = match (cached(&base.generated), cached(&warm)) {
-            (Some(cold), Some(warm)) => {
-                let most = cold.iter().max().copied().unwrap_or(0);
-                let least = warm.iter().min().copied().unwrap_or(0);
-                let evidence = format!(
-                    "cached prompt tokens by usage: cold at most {most}, warm at least {least} \
-                     of {}",
-                    self.prompts[0].len()
-                );
-                let unproven = if most > 0 {
-                    Some("the cold requests found something in the cache".to_owned())
-                } else if least < half {
-                    Some("the warm requests found less than half of their prompts".to_owned())
-                } else {
-                    None
-                };
-                (evidence, unproven)
+            let (tokens, salt) = (self.design.output_len, &base.salts[index]);
+            if a.cache_off_field().is_some() {
+                // Slots remember what they served last: the prompt is put there first.
+                a.generate(prompt, 1, Cache::Cold(salt)).await?;
             }
-            _ => (
-                "the usage does not say how many tokens were cached".to_owned(),
-                Some("neither state is proven without cached tokens in the usage".to_owned()),
-            ),
-        };
+            warm.push(a.generate(prompt, tokens, Cache::Warm(salt)).await?);
+        }
+        let evidence = self.states(&base.generated, &warm);
         let result = self.generated_deltas(&base.generated, &warm)?;
-        self.push(
-            "cold | warm cache",
-            GENERATED_ROWS,
-            (evidence, unproven),
-            &result,
-        )
+        self.push("cold | warm cache", GENERATED_ROWS, evidence, &result)
+    }
+
+    /// Once more when all the others have been served: a prompt that has left its slot comes back
+    /// from where the server keeps such states, if it does.
+    async fn warm_later(&mut self, a: &Asker, base: &Base) -> Result<()> {
+        const NAME: &str = "cold | warm later";
+        let mut later = Vec::new();
+        for (index, prompt) in self.prompts.iter().enumerate() {
+            self.tell("warm cache, later", index);
+            let (tokens, salt) = (self.design.output_len, &base.salts[index]);
+            later.push(a.generate(prompt, tokens, Cache::Warm(salt)).await?);
+        }
+        let (evidence, unproven) = self.states(&base.generated, &later);
+        if unproven.is_some() {
+            let why = format!("this server does not keep every prompt that long ({evidence})");
+            self.not_compared(NAME, GENERATED_ROWS, &why);
+            return Ok(());
+        }
+        let result = self.generated_deltas(&base.generated, &later)?;
+        self.push(NAME, GENERATED_ROWS, (evidence, unproven), &result)
+    }
+
+    fn states(&self, cold: &[Answer], warm: &[Answer]) -> (String, Option<String>) {
+        let found = |all: &[Answer]| -> Vec<Found> { all.iter().map(|one| one.found).collect() };
+        cache_states(&found(cold), &found(warm), self.prompts[0].len() as u32)
     }
 
     /// Every prompt once more in the same state: what the server's own noise is.
     async fn again(&mut self, a: &Asker, base: &Base) -> Result<()> {
-        let Some(source) = self.source else {
-            return Ok(());
-        };
-        let mut again = Vec::new();
-        for (index, prompt) in self.prompts.iter().enumerate() {
+        let (mut prompts, mut generated) = (Vec::new(), Vec::new());
+        for index in 0..self.prompts.len() {
             self.tell("alone, again", index);
-            again.push(a.prompt(prompt, source).await?.rows);
+            let (prompt, salt) = (&self.prompts[index], self.salts.next());
+            match self.source {
+                Some(source) => prompts.push(a.prompt(prompt, source).await?.rows),
+                None => {
+                    let tokens = self.design.output_len;
+                    generated.push(a.generate(prompt, tokens, Cache::Cold(&salt)).await?);
+                }
+            }
         }
-        let result = self.prompt_deltas(&base.prompt, &again)?;
+        let (rows, result) = match self.source {
+            Some(_) => (PROMPT_ROWS, self.prompt_deltas(&base.prompt, &prompts)?),
+            None => (
+                GENERATED_ROWS,
+                self.generated_deltas(&base.generated, &generated)?,
+            ),
+        };
         let evidence = ("the same request twice".to_owned(), None);
-        self.push("once | again", PROMPT_ROWS, evidence, &result)
+        self.push("once | again", rows, evidence, &result)
     }
 
     /// Every prompt beside other requests.
@@ -256,7 +275,7 @@ impl Check<'_> {
         let background = Background::start(a, &self.prompts, count);
         // By the end of a request that counts for nothing the others are under way.
         let salt = self.salts.next();
-        a.generate(&self.prompts[0], 2, &salt).await?;
+        a.generate(&self.prompts[0], 2, Cache::Cold(&salt)).await?;
         let (mut rows, mut generated, mut fewest) = (Vec::new(), Vec::new(), count);
         for index in 0..self.prompts.len() {
             self.tell("beside other requests", index);
@@ -266,7 +285,7 @@ impl Check<'_> {
                 rows.push(a.prompt(prompt, source).await?.rows);
             }
             let tokens = self.design.output_len;
-            generated.push(a.generate(prompt, tokens, &salt).await?);
+            generated.push(a.generate(prompt, tokens, Cache::Cold(&salt)).await?);
             fewest = fewest.min(background.in_flight());
         }
         let (tokens, failure) = background.stop().await;
@@ -290,18 +309,27 @@ impl Check<'_> {
 
     /// Every prompt on the other server.
     async fn against(&mut self, b: &Asker, base: &Base) -> Result<()> {
+        let mut source = None;
+        if self.source.is_some() {
+            let sources = b.sources(&self.prompts[0]).await?;
+            source = sources.found;
+            if source.is_none() {
+                let why = format!("{}: {}", b.url, sources.why_not());
+                self.not_compared("A | B", PROMPT_ROWS, &why);
+            }
+        }
         let (mut rows, mut generated) = (Vec::new(), Vec::new());
         for index in 0..self.prompts.len() {
             self.tell("the other server", index);
             let (prompt, salt) = (&self.prompts[index], self.salts.next());
-            if let Some(source) = self.source {
+            if let Some(source) = source {
                 rows.push(b.prompt(prompt, source).await?.rows);
             }
             let tokens = self.design.output_len;
-            generated.push(b.generate(prompt, tokens, &salt).await?);
+            generated.push(b.generate(prompt, tokens, Cache::Cold(&salt)).await?);
         }
         let evidence = (format!("the same token ids to {}", b.url), None::<String>);
-        if self.source.is_some() {
+        if source.is_some() {
             let result = self.prompt_deltas(&base.prompt, &rows)?;
             self.push("A | B", PROMPT_ROWS, evidence.clone(), &result)?;
         }
@@ -331,7 +359,7 @@ impl Check<'_> {
                     deltas.push(self.rows(index, truth, &rows)?);
                 }
                 let tokens = self.design.output_len;
-                let answer = a.generate(&altered, tokens, &salt).await?;
+                let answer = a.generate(&altered, tokens, Cache::Cold(&salt)).await?;
                 let rows = moved(answer.rows, alteration.shift(len), 0);
                 generated.push(Answer { rows, ..answer });
             }
@@ -355,6 +383,27 @@ impl Check<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Names the comparisons of prompt tokens that fall away.
+    fn without_prompt_rows(&mut self, sources: &Sources, has_other: bool) {
+        let why = sources.why_not();
+        self.not_compared("once | again", PROMPT_ROWS, &why);
+        if self.design.background > 0 {
+            self.not_compared("alone | mixed", PROMPT_ROWS, &why);
+        }
+        if has_other {
+            self.not_compared("A | B", PROMPT_ROWS, &why);
+        }
+        self.not_compared("altered contexts", PROMPT_ROWS, &why);
+    }
+
+    fn not_compared(&mut self, name: &str, rows: &str, why: &str) {
+        self.found.not_compared.push(NotCompared {
+            name: name.to_owned(),
+            rows: rows.to_owned(),
+            why: why.to_owned(),
+        });
     }
 
     fn push(

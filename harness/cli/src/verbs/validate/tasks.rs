@@ -79,8 +79,8 @@ async fn ask(args: &TasksArgs, progress: &Progress) -> Result<Document> {
         ..TaskLimits::default()
     };
     let asker = |flag, url| Asker::new((flag, url), &args.model, LISTED, &args.connect);
-    let a = asker("--base-url", &args.base_url)?;
-    let b = asker("--against", &args.against)?;
+    let mut a = asker("--base-url", &args.base_url)?;
+    let mut b = asker("--against", &args.against)?;
     let items = args.tasks.as_deref().map(|path| items(path, args));
     let items = items.transpose()?;
     let text = args
