@@ -20,7 +20,7 @@ use crate::identity::{ModelIdentity, ModelKind, digest_bytes};
 use crate::tokenizer::Tokenizer;
 use crate::weights::{LayerWeights, Matrix, Weights};
 pub use files::write_dir;
-pub use vocab::{CHAT_TEMPLATE, tokenizer_json};
+pub use vocab::{CHAT_TEMPLATE, SIZE as VOCAB, tokenizer_json};
 
 /// How weights are drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

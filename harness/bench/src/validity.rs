@@ -1,5 +1,6 @@
 //! Whether the numbers of a run may be used, and what else a reader has to know.
 
+use pb_contract::{FailKind, RequestRow};
 use pb_record::metrics::{Counts, HIDDEN_FACTOR};
 use serde::{Deserialize, Serialize};
 
@@ -28,7 +29,14 @@ pub(crate) fn validity(
     load: &Load,
     conditions: &Conditions,
 ) -> Validity {
-    let mut reasons = lateness(load);
+    let mut reasons = Vec::new();
+    if counts.ok == 0 {
+        // Before everything else: all that follows may come of it.
+        let first = first_failure(tally);
+        let first = first.map_or_else(String::new, |first| format!("; {first}"));
+        reasons.push(format!("no request ended well{first}"));
+    }
+    reasons.extend(lateness(load));
     if conditions.frame.exhausted {
         reasons.push(
             "the schedule ended before --duration, so the load was lower than asked for; raise \
@@ -42,9 +50,6 @@ pub(crate) fn validity(
     if conditions.partial {
         reasons.push("rows are missing: not every part of the run reached its end".to_owned());
     }
-    if counts.ok == 0 {
-        reasons.push("no request ended well".to_owned());
-    }
     if counts.not_offered > 0 {
         reasons.push(format!("{} requests were never sent", counts.not_offered));
     }
@@ -55,6 +60,19 @@ pub(crate) fn validity(
         valid: reasons.is_empty(),
         reasons,
     }
+}
+
+/// The first request that failed, in the words of the server or of the client.
+pub fn first_failure(tally: &Tally) -> Option<String> {
+    let failed = |row: &&RequestRow| row.fail.is_some_and(|fail| fail != FailKind::NotOffered);
+    let failed = tally.rows().iter().filter(failed);
+    let row = failed.min_by_key(|row| row.request)?;
+    let message = row.fail_message.as_deref().unwrap_or("no message");
+    Some(format!(
+        "first failure, request {}: {}",
+        row.request.0,
+        pb_record::visible(message)
+    ))
 }
 
 /// A client that was late measured itself. Requests that are due at the same instant as others

@@ -61,7 +61,7 @@ const EXAMPLES: &str = "Examples:
   prefillbench serve --model smollm2-135m      an OpenAI-compatible server on 127.0.0.1:8000
   prefillbench validate --model synthetic      does chunking or caching change the logits?
   prefillbench validate --base-url http://127.0.0.1:8000 --model M     the same of any server
-  prefillbench bench --base-url http://127.0.0.1:8000 --model M --request-rate 4
+  prefillbench bench --base-url http://127.0.0.1:8000 --request-rate 4 --num-prompts 40
   prefillbench run SUITE.toml --dry-run        a whole experiment: arms, blocks, verdicts
   prefillbench compare --a old1 old2 old3 --b new1 new2 new3
   prefillbench gate --policy gate.toml --baseline old* --candidate new*

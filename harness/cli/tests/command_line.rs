@@ -24,6 +24,10 @@ fn help_names_every_verb_and_gives_examples() {
         "compare",
         "gate",
         "mock",
+        "diagnose",
+        "leak",
+        "golden",
+        "merge",
         "report",
         "completions",
     ];
@@ -34,6 +38,11 @@ fn help_names_every_verb_and_gives_examples() {
             help.status.success() && stdout(&help).contains("Usage:"),
             "{verb}"
         );
+        for flag in ["--help", "-h"] {
+            let text = stdout(&run(&[verb, flag]));
+            let wide = text.lines().find(|line| line.chars().count() > 100);
+            assert_eq!(wide, None, "{verb} {flag}");
+        }
     }
     assert!(text.contains("Examples:") && text.contains("Exit codes:"));
     assert!(text.lines().all(|line| line.chars().count() <= 100));

@@ -46,3 +46,85 @@ fn a_copied_cell_is_no_second_measurement() {
     let told = stderr(&output);
     assert!(told.contains("are the same run"), "{told}");
 }
+
+/// A suite of our own engine, which only a dry run sees: nothing is started.
+const ENGINE: &str = "schema = 2\nname = \"own\"\nquestion = \"?\"\nreading = \"!\"\n\
+    [run]\nblocks = 2\n[engine]\nmodel = \"synthetic\"\n\
+    [bench]\ndataset_name = \"interference\"\nrandom_range_ids = \"10..250\"\n\
+    [arms.small]\nengine = { max_batched_tokens = 64 }\n\
+    [arms.large]\nengine = { max_batched_tokens = 512 }\n\
+    [[hypothesis]]\nname = \"gaps\"\nmetric = \"classes.background.itl_ms.p99\"\n\
+    baseline = \"large\"\ncandidate = \"small\"\n";
+
+#[test]
+fn what_no_cell_could_answer_is_refused_before_a_server_is_started() {
+    let scratch = Scratch::new(ENGINE);
+    let output = scratch.run(&["--dry-run"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    for (good, bad, words) in [
+        (
+            "classes.background",
+            "classes.backgroud",
+            &["backgroud", "there are: background long_prompt"][..],
+        ),
+        (
+            "random_range_ids = \"10..250\"\n",
+            "",
+            &["bench.random_range_ids", "0 to 287", "\"10..250\""],
+        ),
+    ] {
+        scratch.write(&ENGINE.replace(good, bad));
+        let output = scratch.run(&["--dry-run"]);
+        let told = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{told}");
+        for word in words {
+            assert!(told.contains(word), "{word}: {told}");
+        }
+    }
+}
+
+#[test]
+fn the_example_of_the_documentation_can_be_planned() {
+    let text = include_str!("../../../docs/SUITES.md");
+    let (_, text) = text.split_once("```toml\n").expect("an example");
+    let (example, _) = text.split_once("```").expect("its end");
+    let output = Scratch::new(example).run(&["--dry-run"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+}
+
+#[test]
+fn a_dry_run_sees_what_is_there() {
+    let scratch = Scratch::new(&suite("there", 2, 5, ""));
+    let (first, code) = scratch.json(&["--only", "0/*"]);
+    assert_eq!(first["state"], "incomplete", "{code:?}");
+    let (plan, _) = scratch.json(&["--dry-run"]);
+    let left = plan["cells"].as_array().expect("cells");
+    let blocks: Vec<u64> = left
+        .iter()
+        .filter_map(|cell| cell["block"].as_u64())
+        .collect();
+    assert_eq!(blocks, [1, 1]);
+    scratch.write(&suite("there", 3, 5, ""));
+    let output = scratch.run(&["--dry-run"]);
+    assert_eq!(output.status.code(), Some(2));
+    assert!(stderr(&output).contains("blocks"), "{}", stderr(&output));
+}
+
+/// The words of the server are the reason, not only that something failed.
+#[test]
+fn a_cell_without_an_answer_says_what_the_server_said() {
+    let text = suite("refusing", 1, 5, "").replace(
+        "random_output_len = 3",
+        "random_output_len = 3\nextra_body = '{\"temperature\": \"hot\"}'",
+    );
+    let (document, code) = Scratch::new(&text).json(&[]);
+    assert_eq!(code, Some(3), "{document}");
+    for cell in cells(&document) {
+        let first = cell["reasons"][0].as_str().expect("a reason");
+        assert!(
+            first.starts_with("no request ended well; first failure, request ")
+                && first.contains("HTTP 4"),
+            "{first}"
+        );
+    }
+}

@@ -6,7 +6,7 @@ use crate::gguf::{ArrayValue, Value};
 use crate::tokenizer::byte_to_char;
 
 /// Rows of the embedding table; every id has a token.
-pub(super) const SIZE: usize = 288;
+pub const SIZE: usize = 288;
 /// Padding and end of document.
 pub(super) const PAD: u32 = 256;
 /// Begin of a message, the begin-of-sequence token.

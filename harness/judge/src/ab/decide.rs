@@ -173,7 +173,7 @@ fn decide(verdict: &MetricVerdict, void: &[String], rules: &AbRules) -> (Claim, 
         let claim = if better { Claim::Better } else { Claim::Worse };
         return (
             claim,
-            format!("adjusted p {:.2e}, beyond the margin", verdict.holm_p),
+            format!("adjusted {}, beyond the margin", adjusted(verdict.holm_p)),
         );
     }
     if narrow.within(scale.low, scale.high) {
@@ -182,14 +182,24 @@ fn decide(verdict: &MetricVerdict, void: &[String], rules: &AbRules) -> (Claim, 
             "the interval lies within the margin".to_owned(),
         );
     }
+    let level = 100.0 * (1.0 - rules.alpha);
     let why = if !beyond {
-        "the change is within the margin, its interval is not"
+        "the change is within the margin, its interval is not".to_owned()
     } else if scale.interval.excludes(scale.neutral) {
-        "the change does not survive the adjustment for the number of metrics"
+        let p = adjusted(verdict.holm_p);
+        format!("seen, not claimed: {p} after adjustment for the number of comparisons")
     } else {
-        "the interval includes no change"
+        format!("the {level:.0} % interval includes no change")
     };
-    (Claim::Inconclusive, why.to_owned())
+    (Claim::Inconclusive, why)
+}
+
+/// A p value after Holm's adjustment, for people.
+fn adjusted(p: f64) -> String {
+    match p < 1e-4 {
+        true => "p below 0.0001".to_owned(),
+        false => format!("p {p:.4}"),
+    }
 }
 
 /// Why there are too few pairs for any verdict, if so.

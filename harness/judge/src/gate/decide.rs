@@ -360,7 +360,12 @@ fn undecided(verdict: &crate::ab::MetricVerdict, rules: &AbRules) -> (State, Str
                     100.0 * narrow.high
                 ),
             };
-            let why = format!("{}: the change lies {side}", verdict.why);
+            // Another interval than the one of a claim: one-sided, so `1 - 2 alpha`.
+            let level = 100.0 * (1.0 - 2.0 * rules.alpha);
+            let why = format!(
+                "{}; the {level:.0} % interval, which must end before the margin, lies {side}",
+                verdict.why
+            );
             (State::Inconclusive, why)
         }
         _ => (State::Inconclusive, verdict.why.clone()),

@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::settings::Settings;
 use crate::args::{BenchOptions, HttpArg, Secret};
+use crate::console;
 
 /// The endpoint, without a model that was not named.
 ///
@@ -103,10 +104,13 @@ pub(crate) async fn greet(endpoint: Endpoint) -> Result<Endpoint> {
     let control = Control::new(&endpoint)?;
     let answer = control.exchange(Method::GET, "/v1/models", None).await;
     let answer = answer.with_context(place)?;
-    if endpoint.model().is_some() {
+    let list: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+    if let Some(model) = endpoint.model() {
+        if let Some(told) = not_listed(model, &list) {
+            console::say(told);
+        }
         return Ok(endpoint);
     }
-    let list: Value = serde_json::from_str(&answer.body).unwrap_or_default();
     match list["data"][0]["id"].as_str() {
         Some(name) => Ok(endpoint.clone().with_model(name)),
         None => bail!(
@@ -115,6 +119,20 @@ pub(crate) async fn greet(endpoint: Endpoint) -> Result<Endpoint> {
             answer.status
         ),
     }
+}
+
+/// A word about a model that the server does not list. It is no error: some servers list one name
+/// and take any.
+fn not_listed(model: &str, list: &Value) -> Option<String> {
+    let known = list["data"].as_array()?.iter();
+    let known: Vec<&str> = known.filter_map(|one| one["id"].as_str()).collect();
+    if known.is_empty() || known.contains(&model) {
+        return None;
+    }
+    Some(pb_record::visible(&format!(
+        "--model {model}: the server lists no such model, but: {}",
+        known.join(" ")
+    )))
 }
 
 /// The command line without the values of headers, which may be keys.
@@ -153,6 +171,18 @@ mod tests {
         let expected = "bench --header x-key=(hidden) y=(hidden) --header=x=(hidden) --header \
                         (hidden) --json a";
         assert_eq!(shown, expected);
+    }
+
+    #[test]
+    fn a_model_that_is_not_listed_is_told() {
+        let list = serde_json::json!({"data": [{"id": "mock"}, {"id": "lora"}]});
+        let told = not_listed("wrong", &list).unwrap();
+        assert!(
+            told.contains("wrong") && told.ends_with("mock lora"),
+            "{told}"
+        );
+        assert_eq!(not_listed("lora", &list), None);
+        assert_eq!(not_listed("any", &Value::Null), None);
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(crate) use observe::SCRAPES_FILE;
 pub(crate) use settings::Settings;
 pub(crate) use tokenizer::TargetTokenizer;
 pub(crate) use warm::CacheCell;
-pub(crate) use workload::{Known, schedule};
+pub(crate) use workload::{Known, classes, schedule};
 
 use crate::args::{BenchArgs, BenchOptions, Format};
 use crate::interrupt::{EXIT_INTERRUPTED, Interrupt, Interrupted};

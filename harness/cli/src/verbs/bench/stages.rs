@@ -6,9 +6,9 @@ use std::process::ExitCode;
 use anyhow::{Context, Result};
 use pb_bench::load::LAG_LIMIT_MS;
 use pb_bench::{Conditions, Document, Frame, Tally, WARMUP_ARM};
+use pb_contract::Nanos;
 use pb_contract::manifest::RunState;
 use pb_contract::plan::Plan;
-use pb_contract::{FailKind, Nanos, RequestRow};
 use pb_load::{Endpoint, Record, RunContext, RunSummary};
 use pb_record::hlog::Logs;
 use pb_record::{RunWriter, visible};
@@ -81,7 +81,7 @@ impl Stages {
     pub(crate) fn run(&self) -> Result<ExitCode> {
         let done = self.measure()?;
         self.progress.clear();
-        if let Some(failure) = first_failure(&done.tally) {
+        if let Some(failure) = pb_bench::validity::first_failure(&done.tally) {
             console::say(failure);
         }
         print::result(&self.settings, &done.document, &done.tally, &done.dir)?;
@@ -107,6 +107,12 @@ impl Stages {
             .note(format!("schedule sha256 {}", schedule.sha256));
         let needed = connections_needed(&schedule.plan, schedule.cap);
         preflight::connections(&endpoint, needed)?;
+        let facts = &schedule.planned.facts;
+        self.progress.note(format!(
+            "{} requests, the last one due {:.1} s after the first",
+            facts.requests,
+            schedule.arrivals_ns.unwrap_or(facts.span_ns).as_secs_f64()
+        ));
         let calibrated = self.calibrated(&schedule.plan, &endpoint)?;
         let receipts = Receipts {
             settings: &self.settings,
@@ -181,7 +187,14 @@ impl Stages {
         self.progress.phase("calibrating the client");
         let program = std::env::current_exe().context("where is this program?")?;
         let plan = CalibrationPlan::of(plan, program, endpoint.http_version());
-        Ok(Some(calibrate(&plan, &self.interrupt.signal())?))
+        let calibrated = calibrate(&plan, &self.interrupt.signal())?;
+        // Known before the first request of the run, which may take long.
+        for reason in calibrated.reasons(None) {
+            self.progress.note(format!(
+                "this run will not be valid; Ctrl-C stops it: {reason}"
+            ));
+        }
+        Ok(Some(calibrated))
     }
 
     fn measured(
@@ -473,17 +486,4 @@ fn judge_interference(conditions: &mut Conditions, plan: &Plan, tally: &Tally) {
     conditions.reasons.extend(coverage.reason(streams));
     conditions.workload.detail["long_prompts_covered"] =
         serde_json::json!([coverage.covered, coverage.prompts]);
-}
-
-/// The first request that failed, in the words of the server or of the client.
-fn first_failure(tally: &Tally) -> Option<String> {
-    let failed = |row: &&RequestRow| row.fail.is_some_and(|fail| fail != FailKind::NotOffered);
-    let failed = tally.rows().iter().filter(failed);
-    let row = failed.min_by_key(|row| row.request)?;
-    let message = row.fail_message.as_deref().unwrap_or("no message");
-    Some(format!(
-        "first failure, request {}: {}",
-        row.request.0,
-        visible(message)
-    ))
 }

@@ -1,6 +1,6 @@
 //! The schedule of a run.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail};
 use pb_contract::Nanos;
@@ -171,6 +171,11 @@ pub(crate) fn bodies(plan: &Plan) -> impl Iterator<Item = &PlannedBody> {
     let closed = plan.closed.iter().flat_map(|part| &part.bodies);
     let turns = plan.sessions.iter().flat_map(|session| &session.turns);
     open.chain(closed).chain(turns.map(|turn| &turn.body))
+}
+
+/// The classes of a plan's requests.
+pub(crate) fn classes(plan: &Plan) -> BTreeSet<String> {
+    bodies(plan).map(|body| body.class.clone()).collect()
 }
 
 /// Connections made before the start: the slots of closed loops, the users of sessions, and of

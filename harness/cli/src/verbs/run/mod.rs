@@ -42,7 +42,15 @@ pub(crate) fn run(args: &RunArgs) -> Result<ExitCode> {
     let chosen = plan.chosen(&args.only)?;
     let loads = plan.loads().with_context(place)?;
     if args.dry_run {
-        return dry_run(args, &plan, &loads, &chosen);
+        let finished = match &args.out {
+            Some(dir) => Store::finished(dir, &plan)?,
+            None => Vec::new(),
+        };
+        let missing: Vec<CellId> = chosen
+            .into_iter()
+            .filter(|cell| !finished.contains(cell))
+            .collect();
+        return dry_run(args, &plan, &loads, &missing);
     }
     let dir = paths::new_run_dir(args.out.as_deref(), &plan.suite.name)?;
     let store = Store::open(&dir, &plan)?;

@@ -1,6 +1,6 @@
 //! What a run of a suite will do, all of it checked before anything is started.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
@@ -62,7 +62,10 @@ impl Plan {
     /// Settings that no cell can be run with, arms under different schedules, too many cells.
     pub(crate) fn of(suite: Resolved) -> Result<Plan> {
         if suite.arms.is_empty() {
-            bail!("arms: the suite names no server: add [arms.NAME], or [engine] for our own");
+            bail!(
+                "arms: the suite names no server: add [arms.NAME], or [engine] for our own; a \
+                 suite that is a load only is for `prefillbench bench --suite FILE --base-url URL`"
+            );
         }
         let cells = suite.arms.len() * suite.conditions.len() * suite.run.blocks;
         if cells > MOST_CELLS {
@@ -168,11 +171,39 @@ impl Plan {
             }
             loads.extend(first.map(|(_, load)| load));
         }
+        self.check_classes(&loads)?;
         Ok(loads)
+    }
+
+    /// A hypothesis about a class that its load does not have would be found out after the run.
+    fn check_classes(&self, loads: &[Load]) -> Result<()> {
+        for comparison in &self.suite.comparisons {
+            let load = loads.get(comparison.condition);
+            let (Some(class), Some(load)) = (comparison.metric.class(), load) else {
+                continue;
+            };
+            if !load.classes.contains(class) {
+                let known: Vec<&str> = load.classes.iter().map(String::as_str).collect();
+                let condition = match self.suite.conditions[comparison.condition].name.as_str() {
+                    "" => String::new(),
+                    name => format!(" under {name}"),
+                };
+                bail!(
+                    "hypothesis \"{}\": metric = \"{}\": no request{condition} is of class \
+                     \"{}\"; there are: {}",
+                    pb_record::visible(&comparison.hypothesis),
+                    pb_record::visible(&comparison.metric.name),
+                    pb_record::visible(class),
+                    known.join(" ")
+                );
+            }
+        }
+        Ok(())
     }
 
     fn load(&self, cell: CellId) -> Result<Load> {
         let settings = Settings::new(self.options(cell, LATER), true)?;
+        known_ids(&self.suite.arms[cell.arm].way, &settings)?;
         let tokenizer = settings.options.tokenizer.as_deref();
         let tokenizer = tokenizer.map(TargetTokenizer::read).transpose()?;
         let schedule = bench::schedule(&settings, tokenizer.as_ref(), Known::default())?;
@@ -198,6 +229,7 @@ impl Plan {
         Ok(Load {
             requests: facts.requests,
             least: span.unwrap_or(Nanos::ZERO) + warmup + calibration,
+            classes: bench::classes(&schedule.plan),
             sha256: schedule.sha256,
         })
     }
@@ -322,6 +354,8 @@ pub(crate) struct Load {
     pub(crate) least: Nanos,
     /// Hash of the schedule.
     pub(crate) sha256: String,
+    /// Classes of its requests.
+    pub(crate) classes: BTreeSet<String>,
 }
 
 /// The time that these cells take at least.
@@ -429,6 +463,28 @@ fn check(suite: &Resolved) -> Result<()> {
                 Way::Running(_) | Way::Engine(_) | Way::Command(..) => {}
             }
         }
+    }
+    Ok(())
+}
+
+/// The generated models have few tokens, and would refuse every request with others.
+fn known_ids(way: &Way, settings: &Settings) -> Result<()> {
+    let Way::Engine(flags) = way else {
+        return Ok(());
+    };
+    let model = flags.iter().find_map(|flag| flag.strip_prefix("--model="));
+    let Some(model) = model.filter(|model| model.starts_with("synthetic")) else {
+        return Ok(());
+    };
+    let (lo, hi) = settings.id_range(None);
+    let own_ids = settings.form == pb_workloads::Form::Ids && settings.options.tokenizer.is_none();
+    if own_ids && hi as usize > pb_model::synth::VOCAB {
+        bail!(
+            "bench.random_range_ids: prompts would be of the token ids {lo} to {}, and the model \
+             {model} has ids 0 to {}: write random_range_ids = \"10..250\"",
+            hi - 1,
+            pb_model::synth::VOCAB - 1
+        );
     }
     Ok(())
 }

@@ -106,7 +106,8 @@ impl Done {
 /// The directory of a suite's run. It is locked for as long as this lives.
 pub(crate) struct Store {
     dir: PathBuf,
-    _lock: File,
+    /// Of one that may write.
+    _lock: Option<File>,
 }
 
 impl Store {
@@ -117,15 +118,7 @@ impl Store {
     /// One that another process works in; one that cannot be written.
     pub(crate) fn open(dir: &Path, plan: &Plan) -> Result<Store> {
         let place = || format!("--out {}", dir.display());
-        if dir.exists() && !dir.join(PLAN_FILE).exists() {
-            let mut entries = std::fs::read_dir(dir).with_context(place)?;
-            if entries.any(|entry| entry.is_ok_and(|e| e.file_name() != "lock")) {
-                bail!(
-                    "{}: no run of a suite lies there, but something else: use another",
-                    place()
-                );
-            }
-        }
+        let begun = is_begun(dir, plan)?;
         std::fs::create_dir_all(dir).with_context(place)?;
         let lock = File::create(dir.join("lock")).with_context(place)?;
         match lock.try_lock() {
@@ -133,20 +126,35 @@ impl Store {
             Err(TryLockError::WouldBlock) => bail!("{}: another run works in it", place()),
             Err(TryLockError::Error(error)) => return Err(error).with_context(place),
         }
-        let path = dir.join(PLAN_FILE);
-        if path.exists() {
-            let known = read_json(&path)?;
-            if known["sha256"] != plan.sha256.as_str() {
-                bail!("{}", changed(dir, &known["facts"], &plan.facts));
-            }
-        } else {
+        if !begun {
             let facts = json!({"schema_version": 1, "sha256": plan.sha256, "facts": plan.facts});
-            pb_record::write_json_atomic(&path, &facts)?;
+            pb_record::write_json_atomic(&dir.join(PLAN_FILE), &facts)?;
         }
         Ok(Store {
             dir: dir.to_owned(),
-            _lock: lock,
+            _lock: Some(lock),
         })
+    }
+
+    /// The cells that `dir` has finished already; changes nothing there.
+    ///
+    /// # Errors
+    /// As [`Store::open`], but for a directory that cannot be written or is in use.
+    pub(crate) fn finished(dir: &Path, plan: &Plan) -> Result<Vec<CellId>> {
+        if !is_begun(dir, plan)? {
+            return Ok(Vec::new());
+        }
+        let store = Store {
+            dir: dir.to_owned(),
+            _lock: None,
+        };
+        let mut finished = Vec::new();
+        for cell in plan.chosen(&[])? {
+            if store.done(plan, cell)?.is_some() {
+                finished.push(cell);
+            }
+        }
+        Ok(finished)
     }
 
     /// The directory.
@@ -252,6 +260,32 @@ impl Store {
             fingerprint: fingerprint(run.tally.rows()),
         }))
     }
+}
+
+/// Whether the suite of `plan` was begun in `dir`.
+///
+/// # Errors
+/// Something else lies there: other files, or a suite that differs.
+fn is_begun(dir: &Path, plan: &Plan) -> Result<bool> {
+    let place = || format!("--out {}", dir.display());
+    let path = dir.join(PLAN_FILE);
+    if path.exists() {
+        let known = read_json(&path)?;
+        if known["sha256"] != plan.sha256.as_str() {
+            bail!("{}", changed(dir, &known["facts"], &plan.facts));
+        }
+        return Ok(true);
+    }
+    if dir.exists() {
+        let mut entries = std::fs::read_dir(dir).with_context(place)?;
+        if entries.any(|entry| entry.is_ok_and(|e| e.file_name() != "lock")) {
+            bail!(
+                "{}: no run of a suite lies there, but something else: use another",
+                place()
+            );
+        }
+    }
+    Ok(false)
 }
 
 fn read_json(path: &Path) -> Result<Value> {

@@ -116,6 +116,11 @@ impl Metric {
         })
     }
 
+    /// The class of requests that it is of; absent when of all.
+    pub(crate) fn class(&self) -> Option<&str> {
+        self.class.as_deref()
+    }
+
     /// The margin when none is given: 3 %, or a point of a share; of a count one.
     pub(crate) fn usual_margin(&self) -> f64 {
         match self.scale {
