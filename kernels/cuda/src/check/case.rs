@@ -6,7 +6,9 @@ use super::values::{Rng, Stored, Value, typed};
 use crate::device::{Device, DeviceExt};
 use crate::error::{KernelError, require};
 use crate::ops::{
-    BatchSeq, DecodePlan, KvPool, KvShape, Partials, PrefillArgs, PrefillPlan, decode, prefill,
+    BatchSeq, DecodePlan, KvPool, KvShape, Partials, PrefillArgs, PrefillPlan, PrefillSplitPlan,
+    decode, decode_placed, place_decode, place_prefill, place_prefill_split, prefill,
+    prefill_placed, prefill_split_placed,
 };
 
 /// A chunk of a sequence.
@@ -159,6 +161,54 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
         out
     }
 
+    /// The only sequence's queries, keys and values: token by token, heads in order.
+    pub fn rows(&self) -> [Vec<f32>; 3] {
+        let (width, stride) = (self.q_heads() * self.sizes.d, self.stride());
+        let queries = self.qkv.chunks_exact(stride).flat_map(|row| &row[..width]);
+        let [mut k, mut v] = [Vec::new(), Vec::new()];
+        for position in 0..self.chunks[0].prefix + self.chunks[0].len {
+            for head in 0..self.sizes.kv_heads {
+                let (key, value) = self.token(&self.tables[0], position, head);
+                k.extend(key.into_iter().map(|x| x as f32));
+                v.extend(value.into_iter().map(|x| x as f32));
+            }
+        }
+        [queries.map(|x| x.f64() as f32).collect(), k, v]
+    }
+
+    /// Puts the only sequence on a device and hands `body` its kernel, to be launched as often as
+    /// wanted: decode for a single query (in about 512 items), else prefill.
+    ///
+    /// # Errors
+    /// As [`Case::prefill`].
+    pub fn launches<R>(
+        &self,
+        device: &(impl Device + ?Sized),
+        body: impl FnOnce(&mut dyn FnMut() -> Result<(), KernelError>) -> R,
+    ) -> Result<R, KernelError> {
+        let (seqs, mut result) = (self.seqs(), None);
+        if self.chunks[0].len > 1 {
+            let plan = PrefillPlan::new(&seqs, self.sizes.group)?;
+            let placed = place_prefill(device, &plan)?;
+            self.on_device(device, |args| {
+                result = Some(body(&mut || prefill_placed(device, &placed, args)));
+                prefill_placed(device, &placed, args)
+            })?;
+        } else {
+            let plan = DecodePlan::new(&seqs, DecodePlan::balanced_split(&seqs, 512))?;
+            let placed = place_decode(device, &plan)?;
+            let partials = Partials::new(device, plan.items(), self.q_heads(), self.sizes.d)?;
+            self.on_device(device, |args| {
+                result = Some(body(&mut || {
+                    decode_placed(device, &placed, args, &partials)
+                }));
+                decode_placed(device, &placed, args, &partials)
+            })?;
+        }
+        // OK because either branch has called `body`.
+        Ok(result.expect("the kernel was handed over"))
+    }
+
     /// Key and value of a token and head.
     fn token(&self, table: &[u32], position: usize, head: usize) -> (Vec<f64>, Vec<f64>) {
         let places = (0..self.sizes.d).map(|i| self.at(table, position, head, i));
@@ -217,6 +267,41 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
         self.on_device(device, |args| prefill(device, &plan, args))
     }
 
+    /// The output of prefill with the keys in ranges of `split`, all chunks in one launch.
+    ///
+    /// # Errors
+    /// As [`Case::prefill`].
+    pub fn prefill_split(
+        &self,
+        device: &(impl Device + ?Sized),
+        split: usize,
+    ) -> Result<Vec<T>, KernelError> {
+        self.on_device(device, |args| {
+            self.launch_split(device, &self.seqs(), split, args)
+        })
+    }
+
+    fn launch_split(
+        &self,
+        device: &(impl Device + ?Sized),
+        seqs: &[BatchSeq<'_>],
+        split: usize,
+        args: &PrefillArgs<'_, T, S>,
+    ) -> Result<(), KernelError> {
+        let plan = PrefillSplitPlan::new(seqs, self.sizes.group, split)?;
+        let placed = place_prefill_split(device, &plan)?;
+        let partials = Partials::new(device, plan.partials(), self.q_heads(), self.sizes.d)?;
+        prefill_split_placed(device, &placed, args, &partials)?;
+        let left_out = device.unwritten(&partials.o) + device.unwritten(&partials.max_sum);
+        require(
+            left_out == 0,
+            "check",
+            "partial bytes left out",
+            left_out,
+            "none",
+        )
+    }
+
     /// The output of decode, every sequence one query, in ranges of `split` keys.
     ///
     /// # Errors
@@ -255,7 +340,8 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
         Ok(rows)
     }
 
-    /// The only sequence in chunks of `lens`, one launch each, gathered row by row.
+    /// The only sequence in chunks of `lens`, one launch each, gathered row by row; with `split`,
+    /// the keys of each in ranges of so many.
     ///
     /// # Errors
     /// As [`Case::prefill`].
@@ -266,6 +352,7 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
         &self,
         device: &(impl Device + ?Sized),
         lens: &[usize],
+        split: Option<usize>,
     ) -> Result<Vec<T>, KernelError> {
         assert_eq!(lens.iter().sum::<usize>(), self.chunks[0].len);
         let (mut first, whole) = (0, self.seqs()[0]);
@@ -278,8 +365,13 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
                     start_pos: whole.start_pos + first,
                     ..whole
                 };
-                let plan = PrefillPlan::new(&[part], self.sizes.group)?;
-                prefill(device, &plan, args)?;
+                match split {
+                    None => {
+                        let plan = PrefillPlan::new(&[part], self.sizes.group)?;
+                        prefill(device, &plan, args)?;
+                    }
+                    Some(split) => self.launch_split(device, &[part], split, args)?,
+                }
                 let out = device.download(args.out)?;
                 rows.extend_from_slice(&out[first * width..(first + len) * width]);
                 first += len;

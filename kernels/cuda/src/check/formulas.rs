@@ -27,21 +27,16 @@ pub struct Head<'a> {
 pub fn attention<T: Value>(head: &Head<'_>) -> Vec<Expected> {
     let (d, n) = (head.q.len(), head.k.len());
     let scale = 1.0 / (d as f64).sqrt();
-    let dot = |k: &[f64]| -> f64 { head.q.iter().zip(k).map(|(a, b)| a * b).sum() };
-    let abs_dot = |k: &[f64]| -> f64 { head.q.iter().zip(k).map(|(a, b)| (a * b).abs()).sum() };
-    let scores: Vec<f64> = head.k.iter().map(|k| dot(k) * scale).collect();
+    let dots = dots(head.q, head.k);
+    let scores: Vec<f64> = dots.iter().map(|s| s.exact * scale).collect();
     let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
     let total: f64 = weights.iter().sum();
-    let largest = head
-        .k
-        .iter()
-        .map(|k| abs_dot(k) * scale)
-        .fold(0.0, f64::max);
+    let largest = dots.iter().map(|s| s.abs * scale).fold(0.0, f64::max);
     let score_error = gamma(2 * d + 4) * largest + 8.0 * U32 * (2.0 * largest + 1.0);
     let f32_factor = (2.0 * score_error).exp_m1() + 2.0 * gamma(2 * n + 64);
 
-    let naive_weights = naive_weights::<T>(head, scale);
+    let naive_weights = naive_weights::<T>(&dots, scale);
     let mut sums = vec![Sums::default(); d];
     for ((v, p), low) in head.v.iter().zip(&weights).zip(&naive_weights) {
         for (s, v) in sums.iter_mut().zip(v) {
@@ -76,18 +71,43 @@ struct Sums {
     abs: f64,
 }
 
+/// Products of the query with a key.
+#[derive(Clone, Copy, Default)]
+struct Dot {
+    exact: f64,
+    abs: f64,
+    /// Summed in f32.
+    naive: f32,
+}
+
+/// The products with every key, each summed from its first term to its last. Four keys go on
+/// side by side: one sum alone would wait for each of its additions.
+fn dots(q: &[f64], keys: &[Vec<f64>]) -> Vec<Dot> {
+    const ABREAST: usize = 4;
+    let mut out = Vec::with_capacity(keys.len());
+    for group in keys.chunks(ABREAST) {
+        let mut sums = [Dot::default(); ABREAST];
+        // A short last group repeats a key, and drops what comes of it.
+        let rows: [&[f64]; ABREAST] =
+            std::array::from_fn(|j| &group[j.min(group.len() - 1)][..q.len()]);
+        for (i, a) in q.iter().enumerate() {
+            for (s, row) in sums.iter_mut().zip(rows) {
+                let term = a * row[i];
+                s.exact += term;
+                s.abs += term.abs();
+                s.naive += term as f32;
+            }
+        }
+        out.extend_from_slice(&sums[..group.len()]);
+    }
+    out
+}
+
 /// Softmax weights as an unfused implementation in the low precision has them: scores, scaled
 /// scores and weights are each rounded, sums are in f32.
-fn naive_weights<T: Value>(head: &Head<'_>, scale: f64) -> Vec<f64> {
-    let score = |k: &Vec<f64>| {
-        let dot = head
-            .q
-            .iter()
-            .zip(k)
-            .fold(0.0f32, |s, (a, b)| s + (*a * *b) as f32);
-        rounded::<T>(rounded::<T>(dot) * scale as f32)
-    };
-    let scores: Vec<f32> = head.k.iter().map(score).collect();
+fn naive_weights<T: Value>(dots: &[Dot], scale: f64) -> Vec<f64> {
+    let score = |s: &Dot| rounded::<T>(rounded::<T>(s.naive) * scale as f32);
+    let scores: Vec<f32> = dots.iter().map(score).collect();
     let max = scores.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     let weights: Vec<f32> = scores.iter().map(|s| (s - max).exp()).collect();
     let total: f32 = weights.iter().sum();

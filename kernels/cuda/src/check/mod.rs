@@ -6,6 +6,7 @@ pub mod formulas;
 mod judge;
 pub mod lora;
 mod memory;
+pub mod shapes;
 mod suite;
 mod timing;
 mod values;

@@ -308,6 +308,9 @@ impl<D: Device + ?Sized> Suite<'_, D> {
             self.prefill::<bf16, bf16>(sizes, &chunks)?;
             self.prefill::<f16, f16>(sizes, &chunks)?;
             self.prefill::<bf16, E4m3>(sizes, &chunks)?;
+            self.split::<bf16, bf16>(sizes, &chunks)?;
+            self.split::<f16, f16>(sizes, &chunks)?;
+            self.split::<bf16, E4m3>(sizes, &chunks)?;
             let singles = [prefix + len, 63, 0].map(|prefix| Chunk { prefix, len: 1 });
             self.decode::<bf16, bf16>(sizes, &singles)?;
             self.decode::<f16, f16>(sizes, &singles)?;
@@ -331,6 +334,20 @@ impl<D: Device + ?Sized> Suite<'_, D> {
         );
         self.one("prefill", shape, |d| {
             Ok((f64s(&case.prefill(d)?), case.expected()))
+        })
+    }
+
+    fn split<T: Value, S: Stored<T>>(
+        &mut self,
+        sizes: Sizes,
+        chunks: &[Chunk],
+    ) -> Result<(), KernelError> {
+        let case = Case::<T, S>::new(3, sizes, chunks);
+        let Chunk { prefix, len } = chunks[0];
+        let name = in_words(sizes);
+        let shape = format!("{}{} {name} {len}@{prefix} split 64", T::NAME, S::SUFFIX);
+        self.one("prefill_split", shape, |d| {
+            Ok((f64s(&case.prefill_split(d, 64)?), case.expected()))
         })
     }
 
@@ -365,7 +382,7 @@ pub(super) fn has_vendor_gemm<D: Device + ?Sized>(device: &D) -> Result<bool, Ke
     Ok(has)
 }
 
-fn in_words(s: Sizes) -> String {
+pub(super) fn in_words(s: Sizes) -> String {
     format!("d{} group {} block {}", s.d, s.group, s.block)
 }
 

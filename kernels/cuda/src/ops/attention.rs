@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::launch;
-use super::plan::{DecodePlan, PrefillPlan, SeqWords};
+use super::plan::{DecodePlan, PrefillPlan, PrefillSplitPlan, SeqWords};
 use super::rope::KvPool;
 use crate::device::{Buffer, Device, DeviceExt};
 use crate::elem::{Elem, StoreElem};
@@ -32,6 +32,18 @@ struct PrefillParams {
     q_heads: u32,
     scale_log2: f32,
     v_scale: f32,
+}
+
+#[derive(Clone, Copy, Pod, Zeroable)]
+#[repr(C)]
+struct PrefillSplitParams {
+    whole: PrefillParams,
+    ranges: u64,
+    partial_o: u64,
+    partial_max_sum: u64,
+    first_partial: u64,
+    split: u32,
+    padding: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -230,37 +242,114 @@ pub fn prefill_placed<T: Elem, S: StoreElem<T>>(
     args: &PrefillArgs<'_, T, S>,
 ) -> Result<(), KernelError> {
     let c = args.check("prefill")?;
-    let shape = args.pool.shape;
-    placed
-        .plan
-        .check(shape.block_size, c.blocks, c.rows, c.group)?;
-    let params = PrefillParams {
-        q: args.q.address(),
-        out: args.out.address(),
-        seqs: placed.seqs,
-        tiles: placed.tiles,
-        kv: PagedKv {
-            tables: placed.tables,
-            ..c.kv
-        },
-        q_stride: args.q_stride as u32,
-        q_heads: args.q_heads as u32,
-        scale_log2: c.scale_log2,
-        v_scale: args.pool.v_scale,
-    };
-    let grid = [placed.plan.tiles.len() as u32, shape.kv_heads as u32, 1];
-    let shared = (64 + 4 * 64) * shape.d_head * 2;
+    let (plan, shape) = (placed.plan, args.pool.shape);
+    plan.check(shape.block_size, c.blocks, c.rows, c.group)?;
+    let params = args.prefill_params(&c, placed);
+    let grid = [plan.tiles.len() as u32, shape.kv_heads as u32, 1];
+    let kernel = args.name("prefill");
     launch(
         device,
-        &args.name("prefill"),
+        &kernel,
         grid,
         128,
-        shared as u32,
+        prefill_shared(shape.d_head),
         &params,
     )
 }
 
-/// Room for the partial results of a decode plan.
+/// Bytes of shared memory of a block of prefill: queries, two tiles of keys and of values.
+fn prefill_shared(d_head: usize) -> u32 {
+    (64 + 4 * 64) * d_head as u32 * 2
+}
+
+impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
+    fn prefill_params(&self, c: &Checked, placed: &PlacedPrefill<'_>) -> PrefillParams {
+        PrefillParams {
+            q: self.q.address(),
+            out: self.out.address(),
+            seqs: placed.seqs,
+            tiles: placed.tiles,
+            kv: PagedKv {
+                tables: placed.tables,
+                ..c.kv
+            },
+            q_stride: self.q_stride as u32,
+            q_heads: self.q_heads as u32,
+            scale_log2: c.scale_log2,
+            v_scale: self.pool.v_scale,
+        }
+    }
+}
+
+/// A plan of prefill with split keys on a device.
+#[derive(Debug)]
+pub struct PlacedPrefillSplit<'a> {
+    plan: &'a PrefillSplitPlan,
+    whole: PlacedPrefill<'a>,
+    ranges: u64,
+    first_partial: u64,
+    tokens: u64,
+}
+
+/// Copies a plan to the device.
+///
+/// # Errors
+/// When the device has no room.
+pub fn place_prefill_split<'a>(
+    device: &(impl Device + ?Sized),
+    plan: &'a PrefillSplitPlan,
+) -> Result<PlacedPrefillSplit<'a>, KernelError> {
+    Ok(PlacedPrefillSplit {
+        plan,
+        whole: place_prefill(device, plan.whole())?,
+        ranges: device.input("ranges", &plan.ranges)?.address(),
+        first_partial: device
+            .input("first partials", &plan.first_partial)?
+            .address(),
+        tokens: device.input("tokens", &plan.tokens)?.address(),
+    })
+}
+
+/// As [`prefill`], with the keys of every tile in ranges that are computed side by side and then
+/// merged. `partials` has room for [`PrefillSplitPlan::partials`] items.
+///
+/// # Errors
+/// As [`prefill`]; and when the room for partial results is too small.
+pub fn prefill_split_placed<T: Elem, S: StoreElem<T>>(
+    device: &(impl Device + ?Sized),
+    placed: &PlacedPrefillSplit<'_>,
+    args: &PrefillArgs<'_, T, S>,
+    partials: &Partials,
+) -> Result<(), KernelError> {
+    let (op, c) = ("prefill_split", args.check("prefill_split")?);
+    let (plan, shape) = (placed.plan, args.pool.shape);
+    plan.whole()
+        .check(shape.block_size, c.blocks, c.rows, c.group)?;
+    partials.check(op, plan.partials() * args.q_heads, shape.d_head)?;
+    let params = PrefillSplitParams {
+        whole: args.prefill_params(&c, &placed.whole),
+        ranges: placed.ranges,
+        partial_o: partials.o.address(),
+        partial_max_sum: partials.max_sum.address(),
+        first_partial: placed.first_partial,
+        split: plan.split as u32,
+        padding: 0,
+    };
+    let grid = [plan.ranges.len() as u32, shape.kv_heads as u32, 1];
+    let kernel = args.name("prefill_split");
+    launch(
+        device,
+        &kernel,
+        grid,
+        128,
+        prefill_shared(shape.d_head),
+        &params,
+    )?;
+    let each = [placed.tokens, placed.first_partial];
+    args.merge(device, &c, partials, each, plan.tokens.len())
+}
+
+/// Room for the partial results of a plan that splits keys.
 #[derive(Clone, Copy, Debug)]
 pub struct Partials {
     /// Sums of weighted values, `[items][q_heads][d_head]`.
@@ -284,6 +373,13 @@ impl Partials {
             o: device.empty("partial sums", items * q_heads * d_head)?,
             max_sum: device.empty("partial maxima", items * q_heads)?,
         })
+    }
+
+    /// Whether there is room for `wanted` results of one head each.
+    fn check(&self, op: &'static str, wanted: usize, d_head: usize) -> Result<(), KernelError> {
+        let rooms = (self.o.len() / d_head, self.max_sum.len());
+        let enough = rooms.0 >= wanted && rooms.1 >= wanted;
+        require(enough, op, "partial results", rooms, wanted.to_string())
     }
 }
 
@@ -365,10 +461,7 @@ pub fn decode_placed<T: Elem, S: StoreElem<T>>(
     let (plan, shape) = (placed.plan, args.pool.shape);
     plan.check(shape.block_size, c.blocks, c.rows)?;
     require(c.group <= 16, op, "heads of a group", c.group, "at most 16")?;
-    let rooms = (partials.o.len() / shape.d_head, partials.max_sum.len());
-    let wanted = plan.items() * args.q_heads;
-    let enough = rooms.0 >= wanted && rooms.1 >= wanted;
-    require(enough, op, "partial results", rooms, wanted.to_string())?;
+    partials.check(op, plan.items() * args.q_heads, shape.d_head)?;
     let params = DecodeParams {
         q: args.q.address(),
         partial_o: partials.o.address(),
@@ -394,18 +487,35 @@ pub fn decode_placed<T: Elem, S: StoreElem<T>>(
         shared as u32,
         &params,
     )?;
-    let params = MergeParams {
-        partial_o: partials.o.address(),
-        partial_max_sum: partials.max_sum.address(),
-        seqs: placed.seqs,
-        first_item: placed.first_item,
-        out: args.out.address(),
-        q_heads: args.q_heads as u32,
-        d_head: shape.d_head as u32,
-        scale_log2: c.scale_log2,
-        v_scale: args.pool.v_scale,
-    };
-    let grid = [plan.seqs().len() as u32, args.q_heads as u32, 1];
-    let kernel = format!("decode_merge_{}", T::NAME);
-    launch(device, &kernel, grid, shape.d_head as u32, 0, &params)
+    let each = [placed.seqs, placed.first_item];
+    args.merge(device, &c, partials, each, plan.seqs().len())
+}
+
+impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
+    /// Merges the partial results of `count` queries: addresses of their sequences and of the
+    /// first partial result of each.
+    fn merge(
+        &self,
+        device: &(impl Device + ?Sized),
+        c: &Checked,
+        partials: &Partials,
+        [seqs, first_item]: [u64; 2],
+        count: usize,
+    ) -> Result<(), KernelError> {
+        let d_head = self.pool.shape.d_head as u32;
+        let params = MergeParams {
+            partial_o: partials.o.address(),
+            partial_max_sum: partials.max_sum.address(),
+            seqs,
+            first_item,
+            out: self.out.address(),
+            q_heads: self.q_heads as u32,
+            d_head,
+            scale_log2: c.scale_log2,
+            v_scale: self.pool.v_scale,
+        };
+        let grid = [count as u32, self.q_heads as u32, 1];
+        let kernel = format!("decode_merge_{}", T::NAME);
+        launch(device, &kernel, grid, d_head, 0, &params)
+    }
 }

@@ -10,8 +10,9 @@ mod rope;
 mod sample;
 
 pub use attention::{
-    Partials, PlacedDecode, PlacedPrefill, PrefillArgs, decode, decode_placed, place_decode,
-    place_prefill, prefill, prefill_placed,
+    Partials, PlacedDecode, PlacedPrefill, PlacedPrefillSplit, PrefillArgs, decode, decode_placed,
+    place_decode, place_prefill, place_prefill_split, prefill, prefill_placed,
+    prefill_split_placed,
 };
 pub use blocks::{
     Stores, block_checksum, block_copy, block_gather, block_gather_placed, block_scatter,
@@ -23,7 +24,7 @@ pub use lora::{
     LoraColumns, LoraDelta, LoraPlan, LoraSite, PlacedLora, lora, lora_expand, lora_shrink,
     place_lora,
 };
-pub use plan::{BatchSeq, DecodePlan, PrefillPlan, SeqWords};
+pub use plan::{BatchSeq, DecodePlan, PrefillPlan, PrefillSplitPlan, SeqWords};
 pub use rope::{KvPool, KvShape, NO_SLOT, RopeKv, rope_kv};
 pub use sample::{SAMPLE_VOCAB_MAX, SampleRow, sample};
 

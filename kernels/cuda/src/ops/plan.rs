@@ -176,6 +176,89 @@ impl PrefillPlan {
     }
 }
 
+/// A plan of chunks whose keys are split into ranges: for a few queries after a long prefix, which
+/// would leave most of a device idle as one tile.
+#[derive(Clone, Debug)]
+pub struct PrefillSplitPlan {
+    whole: PrefillPlan,
+    /// Sequence, first row, first key, first token: `PrefillRange` of `prefill.cu`.
+    pub(super) ranges: Vec<[u32; 4]>,
+    /// First partial result of every token, and the end.
+    pub(super) first_partial: Vec<u32>,
+    /// Every token as a sequence of one query, for the merge.
+    pub(super) tokens: Vec<SeqWords>,
+    /// Keys of a range.
+    pub(super) split: usize,
+}
+
+impl PrefillSplitPlan {
+    /// Cuts `seqs` into tiles of 64 rows and ranges of `split` keys. Ranges start at multiples of
+    /// `split`, so with one `split` a token gets the same bits in any chunk and any batch.
+    ///
+    /// # Errors
+    /// As [`PrefillPlan::new`]; and when `split` is no multiple of 64.
+    pub fn new(seqs: &[BatchSeq<'_>], group: usize, split: usize) -> Result<Self, KernelError> {
+        let op = "prefill_split";
+        let whole = PrefillPlan::new(seqs, group)?;
+        let good = split > 0 && split.is_multiple_of(TILE) && split <= 1 << 30;
+        require(good, op, "split", split, "a multiple of 64")?;
+        let (mut first_partial, mut tokens, mut starts) = (vec![0u32], Vec::new(), Vec::new());
+        let mut partials = 0usize;
+        for s in seqs {
+            starts.push(tokens.len() as u32);
+            for i in 0..s.q_len {
+                partials += (s.start_pos + i) / split + 1;
+                // A token's partial results are numbered in 32 bits.
+                require(
+                    partials < 1 << 30,
+                    op,
+                    "partial results",
+                    partials,
+                    "below 2^30",
+                )?;
+                first_partial.push(partials as u32);
+                tokens.push([(s.q_row + i) as u32, 1, (s.start_pos + i) as u32, 0]);
+            }
+        }
+        let mut ranges = Vec::new();
+        for [seq, first_row] in &whole.tiles {
+            let s = &seqs[*seq as usize];
+            let last_row = (*first_row as usize + TILE).min(s.q_len * group) - 1;
+            let keys = s.start_pos + last_row / group + 1;
+            let firsts = (0..keys).step_by(split);
+            ranges.extend(firsts.map(|key| [*seq, *first_row, key as u32, starts[*seq as usize]]));
+        }
+        Ok(PrefillSplitPlan {
+            whole,
+            ranges,
+            first_partial,
+            tokens,
+            split,
+        })
+    }
+
+    /// A split that gives about `wanted` blocks of threads for each key/value head: better balance,
+    /// at the price of bits that follow the batch.
+    pub fn balanced_split(seqs: &[BatchSeq<'_>], group: usize, wanted: usize) -> usize {
+        let tile_keys =
+            |s: &BatchSeq<'_>| (s.q_len * group).div_ceil(TILE) * (s.start_pos + s.q_len);
+        let keys: usize = seqs.iter().map(tile_keys).sum();
+        keys.div_ceil(wanted.max(1))
+            .next_multiple_of(TILE)
+            .max(TILE)
+    }
+
+    /// Partial results that a launch of this plan leaves.
+    pub fn partials(&self) -> usize {
+        // OK because the list starts with the first token's 0.
+        *self.first_partial.last().expect("not empty") as usize
+    }
+
+    pub(super) fn whole(&self) -> &PrefillPlan {
+        &self.whole
+    }
+}
+
 /// A plan of single queries with their keys split.
 #[derive(Clone, Debug)]
 pub struct DecodePlan {
@@ -274,7 +357,7 @@ impl DecodePlan {
 
 #[cfg(test)]
 mod tests {
-    use super::{BatchSeq, DecodePlan, PrefillPlan};
+    use super::{BatchSeq, DecodePlan, PrefillPlan, PrefillSplitPlan};
 
     fn seq(q_row: usize, q_len: usize, start_pos: usize) -> BatchSeq<'static> {
         BatchSeq {
@@ -305,6 +388,33 @@ mod tests {
         );
         assert_eq!(padded.item_words()[..6], wanted);
         assert_eq!(DecodePlan::balanced_split(&[seq(0, 1, 999)], 4), 256);
+    }
+
+    #[test]
+    fn ranges_cover_what_each_tile_sees_and_tokens_count_their_own() {
+        // Positions 126 to 129 after a split at 128: two tokens with one range, two with two. At
+        // 20 heads a tile of 64 rows holds 3.2 tokens; the second sequence is one token at 0.
+        let seqs = [seq(7, 4, 126), seq(3, 1, 0)];
+        let plan = PrefillSplitPlan::new(&seqs, 20, 128).unwrap();
+        assert_eq!(plan.first_partial, [0, 1, 2, 4, 6, 7]);
+        assert_eq!(plan.partials(), 7);
+        let rows: Vec<[u32; 2]> = plan.tokens.iter().map(|t| [t[0], t[2]]).collect();
+        assert_eq!(rows, [[7, 126], [8, 127], [9, 128], [10, 129], [3, 0]]);
+        let mut ranges = plan.ranges.clone();
+        ranges.sort_unstable();
+        let wanted = [
+            [0, 0, 0, 0],
+            [0, 0, 128, 0],
+            [0, 64, 0, 0],
+            [0, 64, 128, 0],
+            [1, 0, 0, 4],
+        ];
+        assert_eq!(ranges, wanted);
+        assert!(PrefillSplitPlan::new(&seqs, 20, 100).is_err());
+        assert_eq!(
+            PrefillSplitPlan::balanced_split(&[seq(0, 16, 8176)], 4, 32),
+            256
+        );
     }
 
     #[test]

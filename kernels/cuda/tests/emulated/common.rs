@@ -18,6 +18,11 @@ pub(crate) fn variant(file: &str, defines: &[&str]) -> Option<Library> {
     available(Library::build_variant(directory(), file, defines))
 }
 
+/// The library of all files with macros; files that know none of them are not built again.
+pub(crate) fn all_files(defines: &[&str]) -> Option<Library> {
+    available(Library::build_with(directory(), defines))
+}
+
 fn available(built: Result<Library, KernelError>) -> Option<Library> {
     match built {
         Ok(library) => Some(library),

@@ -1,6 +1,7 @@
 //! Planted faults of the kernels: a test that cannot find them would prove nothing.
 
 use half::bf16;
+use pb_kernels_cuda::check::shapes::{AttentionShape, Types, Work};
 use pb_kernels_cuda::{DeviceExt, Emulator, FaultKind, KernelError, Library, ops};
 
 use crate::case::{Case, Chunk, Sizes};
@@ -66,6 +67,37 @@ fn a_mask_off_by_one_is_caught() {
     };
     let verdict = prefill_verdict(&library);
     assert!(!verdict.passes(), "{verdict:?}");
+}
+
+#[test]
+fn the_judge_of_shapes_refuses_a_wrong_kernel_and_bits_that_follow_the_order() {
+    let shape = AttentionShape {
+        types: Types::Bf16,
+        sizes: SIZES,
+        work: Work::Prefill(Chunk {
+            prefix: 60,
+            len: 17,
+        }),
+    };
+    let (Some(right), Some(wrong)) = (
+        faulty("prefill.cu", "PB_NO_FAULT"),
+        faulty("prefill.cu", "PB_FAULT_MASK"),
+    ) else {
+        return;
+    };
+    let judge = |libraries: &[&Library]| {
+        let devices: Vec<_> = libraries.iter().map(|l| Emulator::new(l)).collect();
+        shape.judge(&devices).unwrap()
+    };
+    let judged = judge(&[&right, &right]);
+    assert!(
+        judged.passes() && judged.outputs == 17 * 9 * 64,
+        "{judged:?}"
+    );
+    assert!(!judge(&[&wrong]).passes());
+    // A second run that gives something else stands for one whose order of sums differs.
+    let outcome = judge(&[&right, &wrong]).outcome;
+    assert!(outcome.unwrap_err().contains("run 2 differs"));
 }
 
 #[test]

@@ -15,5 +15,6 @@ mod machine;
 mod matrix;
 mod rope;
 mod sampling;
+mod split;
 
 use pb_kernels_cuda::check::{case, formulas, lora as lora_case};
