@@ -55,6 +55,12 @@ pub(crate) struct ServeArgs {
     /// Where the forward pass runs; the cache of `cuda` and `emulated` is bf16, f16 or fp8-e4m3.
     #[arg(long, value_enum, default_value_t = KernelDevice::Cpu)]
     pub(crate) device: KernelDevice,
+    /// Rows of the largest decode step that a device records as a graph; 0 records none.
+    #[arg(long, value_name = "ROWS")]
+    pub(crate) device_graph_rows: Option<usize>,
+    /// Times every N-th step of a device kernel by kernel, for `steps.csv`; 0, the default, none.
+    #[arg(long, value_name = "N")]
+    pub(crate) device_times: Option<u64>,
     /// TOML file with keys of the engine's configuration, as `/server_info` shows it.
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,

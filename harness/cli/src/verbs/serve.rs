@@ -12,7 +12,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use pb_contract::WallClock;
 use pb_core::EngineParts;
-use pb_gpu::DeviceKind;
+use pb_gpu::{DeviceKind, StepOptions};
 use pb_model::config::LlamaConfig;
 use pb_model::lora::{AdapterSet, LoraAdapter};
 use pb_server::{Core, ModelAssets, ServedAdapter, ServerOptions, TokenizerText, serve};
@@ -32,6 +32,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let obtained = model_source::obtain(&args.model, &progress)?;
     let model = &obtained.model.config;
     let config = config::resolve(&args.engine, &file, model)?;
+    let steps = step_options(args)?;
     let name = args.served_model_name.as_ref().unwrap_or(&args.model);
     let (adapters, served) = adapters(&args.lora_modules, model, name)?;
     progress.phase("preparing the weights");
@@ -45,7 +46,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
         None => parts.build(config).map_err(|e| anyhow!(e))?,
         Some(kind) => {
             let cache = paths::home()?.join("kernels");
-            pb_gpu::engine(kind, &cache, &parts, config)?
+            pb_gpu::engine(kind, &cache, &parts, config, steps)?
         }
     };
     let (core, kv) = kv::core(&args.kv, engine, parts.kv_shape())?;
@@ -76,6 +77,23 @@ fn device_kind(device: KernelDevice) -> Option<DeviceKind> {
         KernelDevice::Cuda => Some(DeviceKind::Cuda),
         KernelDevice::Emulated => Some(DeviceKind::Emulated),
     }
+}
+
+/// How a device launches and times steps.
+fn step_options(args: &ServeArgs) -> Result<StepOptions> {
+    let given = [
+        ("--device-graph-rows", args.device_graph_rows.is_some()),
+        ("--device-times", args.device_times.is_some()),
+    ];
+    let unused = given.iter().find(|(_, given)| *given);
+    if let (KernelDevice::Cpu, Some((option, _))) = (args.device, unused) {
+        bail!("{option}: has no effect here; it needs --device cuda");
+    }
+    let steps = StepOptions::default();
+    Ok(StepOptions {
+        graph_rows: args.device_graph_rows.unwrap_or(steps.graph_rows),
+        time_every: args.device_times.unwrap_or(steps.time_every),
+    })
 }
 
 /// Serves until the process is asked to stop.

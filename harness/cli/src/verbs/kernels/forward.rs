@@ -1,13 +1,16 @@
 //! Forward passes of a model on the device: in chunks against whole, and against f64.
 
+use std::sync::Arc;
+
 use anyhow::{Result, ensure};
 use half::bf16;
 use pb_contract::{KvDtype, Numerics, Stream, TokenId};
-use pb_gpu::check::{Cut, ForwardCheck, chunked_against_whole};
-use pb_gpu::{GpuOptions, rounded};
+use pb_gpu::check::{Cut, ForwardCheck, Prompt, chunked_against_whole};
+use pb_gpu::{GpuOptions, StepOptions, rounded, rounded_adapters};
 use pb_kernels_cuda::{Device, KernelError};
 use pb_model::Weights;
 use pb_model::config::LlamaConfig;
+use pb_model::lora::{self, AdapterSet};
 use pb_model::synth::{self, Kind, Size};
 
 use crate::args::KernelsArgs;
@@ -48,15 +51,29 @@ fn synthetic() -> Weights {
 }
 
 /// Prompts of random tokens: the longest, one of half its length, one of a few tokens.
-fn prompts(vocab: usize, longest: usize, count: usize) -> Vec<Vec<TokenId>> {
+fn prompts(vocab: usize, longest: usize, count: usize) -> Vec<Prompt> {
     let one = |(seed, len): (u64, usize)| {
         let mut stream = Stream::new(seed, "kernels.prompt");
-        (0..len)
-            .map(|_| stream.below(vocab as u64) as TokenId)
-            .collect()
+        let token = |_| stream.below(vocab as u64) as TokenId;
+        Prompt::from((0..len).map(token).collect::<Vec<_>>())
     };
     let lens = [longest, longest.div_ceil(2), longest.min(5)];
     (1..).zip(lens).take(count).map(one).collect()
+}
+
+/// Generated adapters for a model, as a device has them.
+fn adapters(config: &LlamaConfig) -> Result<AdapterSet> {
+    let one = |(seed, rank): (u64, usize)| {
+        lora::synth::adapter(
+            &format!("rank {rank}"),
+            config,
+            rank,
+            rank as f64 / 2.0,
+            seed,
+        )
+    };
+    let set = AdapterSet::new([(1, 16), (2, 5)].map(one).to_vec())?;
+    Ok(rounded_adapters::<bf16>(&set))
 }
 
 /// Checks the model that `args` name on devices that `open` opens.
@@ -77,17 +94,40 @@ pub(super) fn run<D: Device + Send + 'static>(
         "--prompt-len {longest}: the model's context is {context}"
     );
     let weights = rounded::<bf16>(&weights);
-    let prompts = prompts(weights.config.vocab, longest, args.prompts);
+    let mut prompts = prompts(weights.config.vocab, longest, args.prompts);
     let options = GpuOptions {
         numerics: Numerics::Exact,
         kv_dtype: KvDtype::Bf16,
         block_size: BLOCK_SIZE,
         num_blocks: prompts.len() * longest.div_ceil(BLOCK_SIZE),
         kv_scales: None,
+        adapters: Arc::default(),
+        steps: StepOptions::default(),
     };
     progress.phase(format!("forward passes of {name}: the f64 reference"));
     let mut make = |options: &GpuOptions| pb_gpu::build(open()?, &weights, options);
     let cuts = if args.whole_only { &[] } else { &CUTS[..] };
     chunked_against_whole(&weights, &options, &prompts, cuts, &mut make, each)?;
+    if args.whole_only {
+        return Ok(());
+    }
+    // The last prompt keeps to the base model, so that a batch is mixed.
+    let adapters = adapters(&weights.config)?;
+    for (i, prompt) in prompts.iter_mut().enumerate() {
+        prompt.adapter = Some(i).filter(|i| *i < adapters.len());
+    }
+    let options = GpuOptions {
+        adapters: Arc::new(adapters),
+        ..options
+    };
+    progress.phase(format!("forward passes of {name} with adapters"));
+    let mut named = |check: ForwardCheck| {
+        each(ForwardCheck {
+            name: format!("adapters, {}", check.name),
+            ..check
+        });
+    };
+    let cuts = &CUTS[..1];
+    chunked_against_whole(&weights, &options, &prompts, cuts, &mut make, &mut named)?;
     Ok(())
 }
