@@ -212,6 +212,10 @@ fn what_the_kernels_do_not_take_is_refused_by_name() {
     assert!(text.contains("numerics = F64"), "{text}");
     let text = refused(&weights, &with(KvDtype::Bf16, Numerics::Exact, 12));
     assert!(text.contains("block_size = 12"), "{text}");
+    let mut odd = good.clone();
+    odd.steps.graph_rows = 3;
+    let text = refused(&weights, &odd);
+    assert!(text.contains("graph_rows = 3"), "{text}");
     let mut scaled = good.clone();
     scaled.kv_scales = Some(Arc::new(KvScales::ones(2)));
     let text = refused(&weights, &scaled);
