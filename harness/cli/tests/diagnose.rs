@@ -116,10 +116,10 @@ fn the_suite_of_what_leads_is_written() {
         (&"unbounded_chunks".into(), &"leading".into())
     );
     assert_eq!(leads["experiment"]["suite"], written);
-    // Two chunk sizes under the same requests, judged by p95 and p99.
+    // Two chunk sizes under the same requests, judged by the longest gap and p99.
     for needle in [
         "max_batched_tokens",
-        "itl_ms.p95",
+        "itl_ms.max",
         "itl_ms.p99",
         "blocks = 6",
         "seed = 1",
@@ -151,6 +151,11 @@ fn damaged_runs_are_void() {
         let file = dir.path().join("next.toml");
         let output = run(&["diagnose", text(dir.path()), "--suite-out", text(&file)]);
         assert!(!file.exists(), "{}", stderr(&output));
+        // And none is offered.
+        let said = stdout(&output);
+        for part in ["--suite-out", "Next experiment"] {
+            assert!(!said.contains(part), "{said}");
+        }
     }
 }
 

@@ -122,6 +122,10 @@ fn evidence(diagnosis: &Diagnosis) -> Section {
 }
 
 fn next(diagnosis: &Diagnosis) -> Option<Section> {
+    if diagnosis.outcome == Outcome::Void {
+        // What a void run leaves to be tested is a run that is not void.
+        return None;
+    }
     let next = diagnosis.next.as_deref()?;
     let hypothesis = diagnosis.hypotheses.iter().find(|h| h.id == next)?;
     let experiment = &hypothesis.experiment;

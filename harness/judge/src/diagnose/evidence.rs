@@ -46,7 +46,7 @@ pub(super) fn required(case: &Case<'_>, timelines: &Timelines) -> Vec<Evidence> 
     let arms = case.data.manifest.arms.len();
     let text = match arms {
         0 | 1 => {
-            "missing: one arm shows no effect of a change; run the suite below, whose arms have \
+            "missing: one arm shows no effect of a change; that takes a suite whose arms have \
              equal arrivals, lengths, cache and precision"
         }
         _ => {

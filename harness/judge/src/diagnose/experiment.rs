@@ -89,9 +89,10 @@ fn chunks(facts: &Facts<'_>) -> Experiment {
         question: "Do shorter chunks shorten the longest gaps between tokens?".into(),
         reading: format!(
             "The arms differ in the largest step: as measured against about {budget} tokens. The \
-             hypothesis says that ITL p95 and p99 of the streams fall. If they do not, prefill in \
-             one piece is not what the streams wait for. The first token of the long prompts is \
-             the price."
+             hypothesis says that the longest gap of the streams and ITL p99 fall. If they do \
+             not, prefill in one piece is not what the streams wait for. One long gap becomes \
+             several shorter ones, so p95 may rise where few gaps were long. The first token of \
+             the long prompts is the price."
         ),
         servers: two_servers(facts, "bounded", changes, by_hand),
         bench: table(json!({
@@ -104,14 +105,16 @@ fn chunks(facts: &Facts<'_>) -> Experiment {
         })),
         varied: None,
         expected: vec![
+            Expected::lower("classes.background.itl_ms.max", "as-measured", "bounded"),
             Expected::lower("classes.background.itl_ms.p99", "as-measured", "bounded"),
-            Expected::lower("classes.background.itl_ms.p95", "as-measured", "bounded"),
+            // Where fewer than one gap in twenty was long, the pieces are what p95 meets.
+            Expected::open("classes.background.itl_ms.p95", "as-measured", "bounded"),
             Expected::open("classes.long_prompt.ttft_ms.p50", "as-measured", "bounded"),
         ],
     };
     suite.experiment(
         format!("the largest step: as measured, or about {budget} tokens"),
-        "ITL p95 and p99 of the decoding streams fall".into(),
+        "the longest gap and ITL p99 of the decoding streams fall".into(),
     )
 }
 

@@ -73,7 +73,7 @@ pub fn diagnose(case: &Case<'_>) -> Diagnosis {
         void: case.void.clone(),
         evidence: evidence::required(case, &timelines),
         buckets: evidence::buckets(&timelines),
-        next: next(&hypotheses),
+        next: next(&hypotheses, &symptoms),
         symptoms,
         hypotheses,
     }
@@ -110,12 +110,17 @@ fn rivals(symptoms: &mut [Symptom], hypotheses: &mut [Hypothesis]) -> bool {
 }
 
 /// Whose experiment comes next: a leading hypothesis, else a supported one, else the first that is
-/// open, since it can still be either.
-fn next(hypotheses: &[Hypothesis]) -> Option<String> {
+/// open, since it can still be either. What is about a symptom that nobody saw is not tested.
+fn next(hypotheses: &[Hypothesis], symptoms: &[Symptom]) -> Option<String> {
+    let seen = |name| {
+        let mut all = symptoms.iter();
+        all.any(|symptom| symptom.name == name && symptom.present == Some(true))
+    };
     let order = [State::Leading, State::Supported, State::Open];
-    let first = order
-        .iter()
-        .find_map(|state| hypotheses.iter().find(|h| h.state == *state));
+    let first = order.iter().find_map(|state| {
+        let mut all = hypotheses.iter();
+        all.find(|h| h.state == *state && seen(h.symptom))
+    });
     first.map(|hypothesis| hypothesis.id.to_owned())
 }
 

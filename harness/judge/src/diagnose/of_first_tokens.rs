@@ -114,7 +114,9 @@ pub(super) fn eviction(facts: &Facts<'_>) -> Draft {
     draft.shown = share >= MAIN && evicted >= lost / 2;
     match draft.shown {
         true => draft.speaks_for.push(words),
-        false => draft.missing.push(words),
+        false if lost > 0 => draft.missing.push(words),
+        // Nothing was lost, so nothing is missing that could tell where.
+        false => {}
     }
     draft
 }

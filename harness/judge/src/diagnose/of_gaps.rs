@@ -23,7 +23,13 @@ pub(super) fn chunks(facts: &Facts<'_>) -> Draft {
     let mut draft = Draft::default();
     if !facts.has_steps() {
         draft.decides.push(NO_STEPS.into());
-        draft.speaks_for.extend(correlation(facts));
+        match correlation(facts) {
+            Some((text, true)) => draft.speaks_for.push(text),
+            Some((text, false)) => draft
+                .missing
+                .push(format!("a sign of it at the client: {text}")),
+            None => {}
+        }
         return draft;
     }
     draft.weigh(
@@ -62,8 +68,8 @@ pub(super) fn chunks(facts: &Facts<'_>) -> Draft {
 }
 
 /// How often the longest gaps meet the prefill of another request, beside the undisturbed ones.
-/// Seen from the client, so it is told and decides nothing.
-fn correlation(facts: &Facts<'_>) -> Option<String> {
+/// Seen from the client, so it is told and decides nothing. With it: whether the longest meet more.
+fn correlation(facts: &Facts<'_>) -> Option<(String, bool)> {
     let mut spans: Vec<(u64, u64)> = facts
         .case
         .requests()
@@ -86,10 +92,11 @@ fn correlation(facts: &Facts<'_>) -> Option<String> {
         (!gaps.is_empty()).then(|| 100.0 * n as f64 / gaps.len() as f64)
     };
     let (slow, calm) = (met(&facts.gaps.slow)?, met(&facts.gaps.calm)?);
-    Some(format!(
+    let text = format!(
         "a correlation, which shows no cause: {slow:.0} % of the longest gaps meet the wait of \
          another request for its first token, {calm:.0} % of the undisturbed"
-    ))
+    );
+    Some((text, slow > calm))
 }
 
 /// Means of `value` over the quarters of `steps` with the lowest and the highest `by`.

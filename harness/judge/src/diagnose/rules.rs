@@ -4,7 +4,7 @@
 //! what must then also be true is true. Less than a quarter speaks against it, as does anything
 //! that cannot be if it holds. What decides and was not measured keeps it open.
 
-use pb_contract::StepRow;
+use pb_contract::{Nanos, RequestRow, StepRow};
 
 use super::account::{Timelines, TokenGaps};
 use super::case::Case;
@@ -75,6 +75,17 @@ impl Sums {
         }
     }
 
+    /// Requests and streams at a time, of which the steps would tell more exactly.
+    fn seen_by_client(&mut self, case: &Case<'_>) {
+        let spans = |from: fn(&RequestRow) -> Option<Nanos>| {
+            let rows = case.requests();
+            rows.filter_map(|row| Some((from(row)?.0, row.last_token_ns?.0)))
+                .collect()
+        };
+        self.most_in_flight = most_at_once(spans(|row| row.sent_ns));
+        self.most_decodes = most_at_once(spans(|row| row.first_token_ns));
+    }
+
     /// Prompt tokens that were computed although they had been computed before.
     pub(super) fn again(&self) -> u64 {
         let fresh = self.queried.saturating_sub(self.hit);
@@ -89,7 +100,10 @@ impl<'a> Facts<'a> {
         gaps: &'a TokenGaps,
         first: &'a FirstTokens,
     ) -> Facts<'a> {
-        let sums = Sums::of(timelines);
+        let mut sums = Sums::of(timelines);
+        if timelines.is_empty() {
+            sums.seen_by_client(case);
+        }
         let fresh = case.ended_well().map(|row| {
             let cached = match sums.hit {
                 0 if !timelines.is_empty() => Some(0),
@@ -122,6 +136,26 @@ impl<'a> Facts<'a> {
         }
         (asked > 0).then(|| came as f64 / asked as f64)
     }
+}
+
+/// The most of these spans that have one instant in common.
+fn most_at_once(spans: Vec<(u64, u64)>) -> u64 {
+    let ends = spans.iter().map(|&(_, end)| (end, false));
+    let mut events: Vec<(u64, bool)> = spans.iter().map(|&(start, _)| (start, true)).collect();
+    events.extend(ends);
+    // At one instant what ends does so before the next one begins.
+    events.sort_unstable();
+    let (mut now, mut most) = (0_u64, 0);
+    for (_, begins) in events {
+        // A span that ends before it begins does not count below zero.
+        now = if begins {
+            now + 1
+        } else {
+            now.saturating_sub(1)
+        };
+        most = most.max(now);
+    }
+    most
 }
 
 /// A hypothesis under construction.

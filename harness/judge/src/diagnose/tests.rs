@@ -288,3 +288,62 @@ fn the_settings_of_an_engine_are_those_of_a_suite() {
     assert!(!own.contains_key("schedule_conservativeness") && !own.contains_key("threads"));
     assert_eq!(EngineFacts::of(&json!({ "server": "vllm" }), "m").own, None);
 }
+
+/// Without the engine's steps the client's rows tell how large an experiment must be.
+#[test]
+fn experiments_are_as_large_as_the_client_saw() {
+    let mut data = streams(prefill);
+    data.steps.clear();
+    let last = data.requests[0].last_token_ns.unwrap().0 / MS;
+    // Two more beside the four, and one after all of them.
+    data.requests.push(request(10, 900, 1010, last));
+    data.requests.push(request(11, 900, 1010, last));
+    data.requests.push(request(12, last, last + 1, last + 2));
+    let found = diagnose(&case(&data));
+    let suite = |id: &str| {
+        let found = found.hypotheses.iter().find(|h| h.id == id);
+        found.unwrap().experiment.suite.clone()
+    };
+    let chunks = suite("unbounded_chunks");
+    assert!(chunks.contains("params.streams=6"), "{chunks}");
+    let host = suite("lock_contention");
+    assert!(host.contains("max_concurrency = 6"), "{host}");
+}
+
+#[test]
+fn a_correlation_speaks_for_what_it_fits() {
+    let mut data = streams(prefill);
+    data.steps.clear();
+    let chunks = |data: &RunData| diagnose(&case(data)).hypotheses[0].clone();
+    // Nobody waits for a first token while the gaps last.
+    let without = chunks(&data);
+    assert_eq!(without.speaks_for, Vec::<String>::new());
+    let missing = without.missing.join("; ");
+    assert!(
+        missing.contains("0 % of the longest gaps meet"),
+        "{missing}"
+    );
+    // The last of the long gaps is from 3400 to 3500 ms.
+    data.requests.push(request(98, 3410, 3450, 3451));
+    let with = chunks(&data);
+    let said = &with.speaks_for[0];
+    let met = said.contains("of the longest gaps meet") && !said.contains(": 0 % of the longest");
+    assert!(met && said.contains(", 0 % of the undisturbed"), "{said}");
+    assert_eq!(with.state, State::Open);
+}
+
+#[test]
+fn what_nobody_saw_is_not_tested_next() {
+    let mut with = streams(prefill);
+    with.steps.clear();
+    let next = |data: &RunData| diagnose(&case(data)).next;
+    assert_eq!(next(&with).as_deref(), Some("unbounded_chunks"));
+    // Gaps that are all alike, and first tokens too few to tell: both hypotheses about these are
+    // open, and neither is the next to look at.
+    let mut without = streams(|_| {});
+    without.steps.clear();
+    let found = diagnose(&case(&without));
+    assert_eq!(state(&found, "pool_reservation"), State::Open);
+    assert_eq!(found.symptoms[1].present, None);
+    assert_eq!(found.next, None);
+}
