@@ -16,6 +16,7 @@ use crate::distribution::{PERCENTILE_RULE, Spread};
 use crate::load::Load;
 use crate::offered::Offered;
 use crate::server::Server;
+use crate::steadiness::{self, Steadiness};
 use crate::tally::{Part, Stalls, Tally, Tokens};
 pub use crate::validity::Validity;
 use crate::validity::{validity, warnings};
@@ -70,6 +71,9 @@ pub struct Document {
     pub driver_lag_ms: Option<Spread>,
     /// Gaps that a reader notices.
     pub stalls: Stalls,
+    /// Whether later requests are like earlier ones.
+    #[serde(default)]
+    pub steadiness: Vec<Steadiness>,
     /// Token counts.
     pub tokens: Tokens,
     /// Requests whose server counted other output tokens than the stream carried: hidden ones, or
@@ -173,6 +177,7 @@ impl Document {
         let window = Window::of(tally, frame.start, frame.arrivals_ns);
         let span = frame.arrivals_ns.or(window.run());
         let load = Load::of(tally.rows(), &conditions.load, span);
+        let steadiness = steadiness::of(tally);
         let validity = validity(tally, &all.counts, &load, conditions);
         let limits = tally
             .objectives()
@@ -207,7 +212,8 @@ impl Document {
             classes: classes(tally, &all),
             cache: CacheView::of(&frame.cache, tally, conditions.server.as_ref()),
             workload: Workload::of(&conditions.workload, tally),
-            warnings: warnings(tally, &all, &load, conditions),
+            warnings: warnings(tally, &all, &load, &steadiness, conditions),
+            steadiness,
             load,
             window,
             server: conditions.server.clone(),

@@ -35,6 +35,7 @@ pub mod sample;
 mod schema;
 pub mod select;
 pub mod server;
+pub mod steadiness;
 pub mod table;
 pub mod tally;
 #[cfg(test)]
@@ -55,6 +56,7 @@ pub use merge::{MergeError, Merged, ShardInput, merge};
 pub use offered::{Latency, Offered};
 pub use select::{Metric, Selection};
 pub use server::{Gauge, Gauges, SERVER_FILE, Server, ServerLatency, ServerPoint, WindowCounters};
+pub use steadiness::{STEADY_ALPHA, STEADY_LIMIT, Steadiness, Steady};
 pub use tally::{Stalls, Tally, Tokens, WARMUP_ARM};
 pub use validity::Validity;
 pub use views::Rates;

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::conditions::Conditions;
 use crate::document::Class;
 use crate::load::{LAG_LIMIT_MS, Load, SPREAD_LIMIT_MS};
+use crate::steadiness::{self, Steadiness};
 use crate::tally::Tally;
 
 /// Share by which two counts of the same tokens may differ without a word (llmperf #99).
@@ -102,9 +103,10 @@ pub(crate) fn warnings(
     tally: &Tally,
     all: &Class,
     load: &Load,
+    steadiness: &[Steadiness],
     conditions: &Conditions,
 ) -> Vec<String> {
-    let mut warnings = Vec::new();
+    let mut warnings: Vec<String> = steadiness::notes(steadiness).collect();
     let tokens = &all.tokens;
     let differ = tokens.output.abs_diff(tokens.output_streamed);
     if differ as f64 > COUNTS_DIFFER * tokens.output as f64 {

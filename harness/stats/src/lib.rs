@@ -47,6 +47,7 @@ pub mod simulate;
 mod special;
 mod spending;
 mod stall;
+mod steady;
 mod stopping;
 mod trend;
 mod two_sample;
@@ -83,10 +84,11 @@ pub use shape::{CdfPoint, LogBins, LogHistogram, ecdf, ecdf_thinned};
 pub use special::{erfc, incomplete_beta, ln_gamma};
 pub use spending::{Spending, group_sequential_bounds};
 pub use stall::{StallRule, StallSummary, stalls, stalls_of_sorted};
+pub use steady::{STEADY_LEAST, Steadiness, steadiness};
 pub use stopping::{Bound, CompiledRule, Decision, Reason, Rule};
 pub use trend::{Drift, MannKendall, TheilSen, batch_medians, drift, mann_kendall, theil_sen};
 pub use two_sample::hodges_lehmann_shift;
-pub use warmup::{MSER_BATCH, WarmUp, mser5};
+pub use warmup::{MSER_BATCH, Transient, WarmUp, mser5, transient};
 
 #[cfg(test)]
 mod testing;

@@ -46,6 +46,33 @@ pub enum Shape {
     },
 }
 
+impl Shape {
+    /// The samples of one run without a trend, in the unit of `median`, in order of time.
+    pub fn samples(self, n: usize, median: f64, rng: &mut impl RandomSource) -> Vec<f64> {
+        let mut state = normal(rng);
+        let mut one = |_| {
+            let noise = normal(rng);
+            let factor = match self {
+                Shape::Lognormal { sigma } => (sigma * noise).exp(),
+                Shape::Stalls {
+                    sigma,
+                    share,
+                    factor,
+                } => {
+                    let stalled = uniform_open(rng) < share;
+                    (sigma * noise).exp() * if stalled { factor } else { 1.0 }
+                }
+                Shape::Autocorrelated { sigma, phi } => {
+                    state = phi * state + (1.0 - phi * phi).sqrt() * noise;
+                    (sigma * state).exp()
+                }
+            };
+            median * factor
+        };
+        (0..n).map(&mut one).collect()
+    }
+}
+
 /// How runs are made: `median * exp(machine + run) * shape`, in the unit of `median`.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Experiment {
@@ -84,28 +111,7 @@ impl Experiment {
 
     fn run(&self, machine: f64, rng: &mut impl RandomSource) -> Vec<f64> {
         let level = self.median * (machine + self.run_sd * normal(rng)).exp();
-        let mut state = normal(rng);
-        (0..self.samples)
-            .map(|_| {
-                let noise = normal(rng);
-                level
-                    * match self.shape {
-                        Shape::Lognormal { sigma } => (sigma * noise).exp(),
-                        Shape::Stalls {
-                            sigma,
-                            share,
-                            factor,
-                        } => {
-                            let stalled = uniform_open(rng) < share;
-                            (sigma * noise).exp() * if stalled { factor } else { 1.0 }
-                        }
-                        Shape::Autocorrelated { sigma, phi } => {
-                            state = phi * state + (1.0 - phi * phi).sqrt() * noise;
-                            (sigma * state).exp()
-                        }
-                    }
-            })
-            .collect()
+        self.shape.samples(self.samples, level, rng)
     }
 
     /// The true share of arm A's samples at or below `value`, over all blocks there could be.

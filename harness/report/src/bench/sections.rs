@@ -1,6 +1,6 @@
 //! The sections of a load run's report.
 
-use pb_bench::{Document, Spread};
+use pb_bench::{Document, Spread, Steady};
 
 use super::BenchReport;
 use super::numbers::{classes, demands, failures, latency, time, totals};
@@ -201,6 +201,14 @@ fn checks(document: &Document) -> Table {
     };
     let agree = state(found.starts_with("no "));
     table.push(vec!["files agree".into(), agree, found]);
+    for one in &document.steadiness {
+        let word = match one.verdict {
+            Steady::Steady => "held",
+            Steady::Drifts | Steady::Start => "NOT HELD",
+            Steady::NotChecked => "not checked",
+        };
+        table.push(vec!["steady state".into(), word.into(), one.words()]);
+    }
     let (word, found) = cache_state(document);
     table.push(vec!["prefix cache".into(), word.to_owned(), found]);
     let (word, fixed) = match document.length_controlled {

@@ -46,26 +46,29 @@ const WAYS: [(&str, Way); 7] = [
 ];
 
 /// Coverage of every way on every shape, by percentile and number of blocks.
-pub(crate) fn intervals(experiments: usize) {
+pub(crate) fn intervals(experiments: usize, cell: &str) {
     println!("### Coverage of 95 % intervals, in %, {experiments} experiments each\n");
-    table(&shapes(), &WAYS, experiments);
+    table(&shapes(), &WAYS, experiments, cell);
 }
 
 /// The case no method survives: the percentile lies in the gap between the modes.
-pub(crate) fn edge(experiments: usize) {
+pub(crate) fn edge(experiments: usize, cell: &str) {
     println!("### Coverage with 1 % stalls, where the p99 lies in the gap between the modes\n");
     let shape = Shape::Stalls {
         sigma: 0.2,
         share: 0.01,
         factor: 8.0,
     };
-    table(&[("1 % stalls x8", shape)], &WAYS[..4], experiments);
+    table(&[("1 % stalls x8", shape)], &WAYS[..4], experiments, cell);
 }
 
-fn table(shapes: &[(&str, Shape)], ways: &[(&str, Way)], experiments: usize) {
+fn table(shapes: &[(&str, Shape)], ways: &[(&str, Way)], experiments: usize, cell: &str) {
     println!("| data | blocks | method | p50 | p95 | p99 |\n|---|---|---|---|---|---|");
     for (name, shape) in shapes {
         for blocks in [8, 12, 20] {
+            if !format!("{name} {blocks}").contains(cell) {
+                continue;
+            }
             let hits = count(experiment(*shape), blocks, ways, experiments);
             for ((way, _), hits) in ways.iter().zip(hits) {
                 let cells: Vec<String> = hits.iter().map(|(h, of)| percent(*h, *of)).collect();

@@ -2,18 +2,21 @@
 //! `docs/STATISTICS.md`. Virtual and seeded: the same output on every machine.
 //!
 //! ```text
-//! cargo run --release -p pb-stats --example calibration -- [EXPERIMENTS] [TABLE]
+//! cargo run --release -p pb-stats --example calibration -- [EXPERIMENTS] [TABLE] [CELL]
 //! ```
 //!
 //! `EXPERIMENTS` is 2000 unless given; `TABLE` is one of `coverage`, `false-claims`, `power`,
-//! `auc`, `edge`, or all of them.
+//! `auc`, `edge`, `steady`, or all of them. `CELL` leaves only rows of `coverage` and `edge` whose
+//! data and blocks contain it, such as `"0.8 20"`: each has seeds of its own, so its numbers are
+//! those of the whole table.
 
 mod claims;
 mod coverage;
+mod steady;
 
 use std::process::ExitCode;
 
-use pb_stats::normal_quantile;
+use pb_stats::ln_gamma;
 use pb_stats::simulate::{Experiment, Shape};
 
 /// The shapes of latency every table goes through, with their names.
@@ -57,10 +60,19 @@ pub(crate) fn percent(hits: usize, trials: usize) -> String {
     format!("{:.1} ± {:.1}", 100.0 * share, 100.0 * error)
 }
 
-/// Most hits in `trials` that a true rate of `rate` explains at 99 %, by the normal approximation.
+/// Most hits in `trials` that a true rate of `rate` explains at 99 %: the exact binomial quantile.
 pub(crate) fn most_hits(rate: f64, trials: usize) -> usize {
-    let mean = rate * trials as f64;
-    (mean + normal_quantile(0.99) * (mean * (1.0 - rate)).sqrt()).ceil() as usize
+    let n = trials as f64;
+    let chance = |hits: f64| {
+        let ways = ln_gamma(n + 1.0) - ln_gamma(hits + 1.0) - ln_gamma(n - hits + 1.0);
+        (ways + hits * rate.ln() + (n - hits) * (1.0 - rate).ln()).exp()
+    };
+    let mut below = 0.0;
+    let reached = (0..trials).find(|hits| {
+        below += chance(*hits as f64);
+        below >= 0.99
+    });
+    reached.unwrap_or(trials)
 }
 
 fn main() -> ExitCode {
@@ -73,24 +85,25 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let table = arguments.next();
+    let (table, cell) = (arguments.next(), arguments.next().unwrap_or_default());
     let wanted = |name: &str| table.as_deref().is_none_or(|table| table == name);
     let mut known = false;
     for (name, print) in [
-        ("coverage", coverage::intervals as fn(usize)),
+        ("coverage", coverage::intervals as fn(usize, &str)),
         ("edge", coverage::edge),
-        ("auc", coverage::area),
-        ("false-claims", claims::false_claims),
-        ("power", claims::power),
+        ("auc", |n, _| coverage::area(n)),
+        ("false-claims", |n, _| claims::false_claims(n)),
+        ("power", |n, _| claims::power(n)),
+        ("steady", |n, _| steady::alarms(n)),
     ] {
         if wanted(name) {
             known = true;
-            print(experiments);
+            print(experiments, &cell);
         }
     }
     if known {
         return ExitCode::SUCCESS;
     }
-    eprintln!("calibration: TABLE must be coverage, edge, auc, false-claims or power");
+    eprintln!("calibration: TABLE must be coverage, edge, auc, false-claims, power or steady");
     ExitCode::from(2)
 }
