@@ -52,6 +52,11 @@ impl Table {
         }
     }
 
+    /// Whether it has no row.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.rows.is_empty()
+    }
+
     /// Appends a row.
     pub(crate) fn push(&mut self, row: Vec<String>) {
         assert_eq!(

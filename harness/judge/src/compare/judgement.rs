@@ -6,6 +6,7 @@ use serde::Serialize;
 
 use super::CompareError;
 use super::aspect::Aspect;
+use super::beside::{self, Beside};
 use super::metric::{METRICS, Metric, SHARE_MARGIN, metric};
 use super::pairing::{Difference, Paired, pair};
 use super::run::{Receipt, Run, stall_threshold_ns};
@@ -91,6 +92,8 @@ pub struct Comparison {
     /// Blocks that would show a change below the margin in `power` of cases if there is none, at
     /// the spread seen; absent where that cannot be said.
     pub blocks_needed: BTreeMap<String, Option<usize>>,
+    /// Other views of each change, by metric: shown, never claimed by.
+    pub beside: BTreeMap<String, Beside>,
     /// The claims.
     pub report: AbReport,
 }
@@ -138,6 +141,8 @@ pub fn compare(a: &[Run], b: &[Run], rules: &CompareRules) -> Result<Comparison,
         .iter()
         .map(|verdict| (verdict.spec.name.clone(), needed(verdict, &rules.ab)))
         .collect();
+    let differing = allowed.iter().map(|one| one.aspect).collect();
+    let beside = beside::of(&blocks, &report.metrics, &raw, &differing, rules.ab.alpha);
     let outcome = outcome(&report);
     let void_blocks = void_blocks(&blocks);
     let receipts = blocks.iter().map(|(a, b)| Block {
@@ -149,7 +154,8 @@ pub fn compare(a: &[Run], b: &[Run], rules: &CompareRules) -> Result<Comparison,
         sentence: sentence(outcome, &report, &blocks),
         void_blocks,
         allowed,
-        notes: notes(&blocks, &report),
+        notes: notes(&blocks, &report, &beside),
+        beside,
         values: raw
             .into_iter()
             .map(|(name, arms)| (name, finite(arms)))

@@ -7,6 +7,7 @@
 //! of [`crate::ab`].
 
 mod aspect;
+mod beside;
 mod judgement;
 mod metric;
 mod pairing;
@@ -15,13 +16,16 @@ pub mod synthetic;
 mod words;
 
 pub use aspect::{ASPECTS, Aspect};
+pub use beside::{Beside, Pooled, RankMethod, Shift, pool, pooled};
 pub(crate) use judgement::not_worse;
 pub use judgement::{Block, CompareRules, Comparison, Outcome, SCHEMA_VERSION, compare};
 pub use metric::{
     METRICS, Memory, Metric, RATIO_MARGIN, SHARE_MARGIN, STALL_SHARE, Source, metric, metric_names,
 };
 pub use pairing::{Difference, check_alike, check_arm};
-pub use run::{LongGaps, Receipt, Run, SIMULATED, Subject, fingerprint, stall_threshold_ns};
+pub use run::{
+    LongGaps, MOST_SAMPLES, Receipt, Run, SIMULATED, Subject, fingerprint, stall_threshold_ns,
+};
 
 pub(crate) use words::change_words;
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
+use pb_bench::Document;
 use pb_bench::files::RunFiles;
 use pb_contract::{Nanos, RequestRow};
 use serde::Serialize;
@@ -12,6 +13,9 @@ use super::metric::{METRICS, Memory, STALL_SHARE, Source};
 
 /// Kind of the model of a run in virtual time, which says the same however often it is made.
 pub const SIMULATED: &str = "simulated";
+
+/// Samples of one kind that are kept of a run: 16 MB. A run with more has no pooled percentiles.
+pub const MOST_SAMPLES: u64 = 2_000_000;
 
 /// What was measured, as far as the run says.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -82,6 +86,10 @@ pub struct Run {
     pub values: BTreeMap<String, f64>,
     /// Long gaps, for the stall share.
     pub long_gaps: LongGaps,
+    /// All samples in ms by what they are of (`ttft`, `itl`, `tpot`, `e2e`), for percentiles over
+    /// several runs; infinite where an offered request did not end well. Absent above
+    /// [`MOST_SAMPLES`].
+    pub samples: BTreeMap<String, Vec<f64>>,
 }
 
 /// What is said of a run in a result.
@@ -130,12 +138,17 @@ impl Run {
             },
             aspects: aspects(&files.manifest, document),
             problems: document.validity.reasons.clone(),
-            notes: doubt.cloned().chain(files.notes.iter().cloned()).collect(),
+            notes: doubt
+                .cloned()
+                .chain(files.notes.iter().cloned())
+                .chain(no_steady_state(document))
+                .collect(),
             offered: document.counts.offered,
             ok: document.counts.ok,
             lag_p99_ms: lag.map(|spread| spread.p99),
             values: values.collect(),
             long_gaps: long_gaps(files),
+            samples: samples(files),
         }
     }
 
@@ -196,6 +209,36 @@ pub fn fingerprint(rows: &[RequestRow]) -> Option<u64> {
     }
     let answered = rows.iter().any(|row| row.first_token_ns.is_some());
     answered.then(|| hash.finish())
+}
+
+/// Figures by which later requests are not like earlier ones.
+fn no_steady_state(document: &Document) -> impl Iterator<Item = String> {
+    let flagged = document.steadiness.iter().filter(|one| one.is_flagged());
+    flagged.map(|one| format!("no steady state: {}", one.words()))
+}
+
+fn samples(files: &RunFiles) -> BTreeMap<String, Vec<f64>> {
+    let all = files.tally.all();
+    let offered = files.document.counts.offered;
+    let kinds = [
+        ("ttft", all.latency(|m| m.ttft_ns), offered),
+        ("e2e", all.latency(|m| m.e2e_ns), offered),
+        ("tpot", all.latency(|m| m.tpot_ns), 0),
+        ("itl", all.itl(), 0),
+    ];
+    let kept = kinds.into_iter().filter(|(_, found, offered)| {
+        let n = found.n().max(*offered);
+        (1..=MOST_SAMPLES).contains(&n)
+    });
+    kept.map(|(name, found, offered)| {
+        let endless = offered.saturating_sub(found.n()) as usize;
+        let ended = found
+            .iter()
+            .flat_map(|one| std::iter::repeat_n(Nanos(one.ns).as_millis_f64(), one.count as usize));
+        let all = ended.chain(std::iter::repeat_n(f64::INFINITY, endless));
+        (name.to_owned(), all.collect())
+    })
+    .collect()
 }
 
 fn long_gaps(files: &RunFiles) -> LongGaps {

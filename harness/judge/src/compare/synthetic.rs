@@ -88,6 +88,7 @@ pub fn run(arm: &str, block: usize, ttft_ms: Vec<f64>, itl_ms: Vec<f64>) -> Run 
             let key = format!("{name}_{percentile}");
             run.values.extend(value.map(|value| (key, value)));
         }
+        run.samples.insert(name.to_owned(), sorted);
     }
     run
 }

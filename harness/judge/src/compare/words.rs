@@ -1,5 +1,8 @@
 //! What is said of a comparison: the headline, what to do about void blocks, notes.
 
+use std::collections::BTreeMap;
+
+use super::beside::{Beside, contradiction};
 use super::judgement::Outcome;
 use super::metric::metric;
 use super::run::Run;
@@ -121,7 +124,11 @@ pub(crate) fn change_words(verdict: &MetricVerdict) -> Option<(String, String)> 
 }
 
 /// What a reader has to know.
-pub(super) fn notes(blocks: &[(&Run, &Run)], report: &AbReport) -> Vec<String> {
+pub(super) fn notes(
+    blocks: &[(&Run, &Run)],
+    report: &AbReport,
+    beside: &BTreeMap<String, Beside>,
+) -> Vec<String> {
     let mut notes = Vec::new();
     if blocks.len() < report.rules.min_pairs.max(2) {
         notes.push(
@@ -132,6 +139,8 @@ pub(super) fn notes(blocks: &[(&Run, &Run)], report: &AbReport) -> Vec<String> {
         );
     }
     notes.extend(not_interleaved(blocks));
+    let metrics = report.metrics.iter();
+    notes.extend(metrics.filter_map(|one| contradiction(one, beside.get(&one.spec.name)?)));
     let fewest = blocks
         .iter()
         .flat_map(|(a, b)| [a.ok, b.ok])

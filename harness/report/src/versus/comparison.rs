@@ -34,6 +34,7 @@ pub(super) fn sections(comparison: &Comparison) -> Vec<Section> {
         all.push(void);
     }
     all.push(claims(comparison));
+    all.extend(beside(comparison));
     all.push(blocks(comparison));
     all
 }
@@ -157,6 +158,64 @@ fn change(verdict: &MetricVerdict) -> String {
 fn points(difference: f64) -> String {
     let sign = if difference > 0.0 { "+" } else { "" };
     format!("{sign}{}", percent(difference))
+}
+
+/// The other views of each change, where there are any.
+fn beside(comparison: &Comparison) -> Option<Section> {
+    let mut section = Section::new("beside", "The same changes, seen otherwise");
+    let confidence = percent_of(1.0 - comparison.report.rules.alpha);
+    let mut table = Table::new(
+        "Change in %, of shares in points",
+        1,
+        &[
+            "metric",
+            &format!("blocks [{confidence}]"),
+            &format!("pooled [{confidence}]"),
+            "Hodges-Lehmann",
+        ],
+    );
+    for verdict in &comparison.report.metrics {
+        let Some(one) = comparison.beside.get(&verdict.spec.name) else {
+            continue;
+        };
+        if one.pooled.is_none() && one.shift.is_none() {
+            continue;
+        }
+        let pooled = one.pooled.map(|pooled| {
+            let r = pooled.ratio;
+            let [point, low, high] = [r.point, r.low, r.high].map(percent_change);
+            interval(&point, &low, &high)
+        });
+        let shift = one.shift.map(|shift| {
+            let show: fn(f64) -> String = match verdict.spec.scale {
+                Scale::Ratio { .. } => percent_change,
+                Scale::Difference { .. } => points,
+            };
+            let [point, low, high] = [shift.point, shift.low, shift.high].map(show);
+            let reached = percent_of((shift.confidence * 1e3).floor() / 1e3);
+            format!("{} {reached}", interval(&point, &low, &high))
+        });
+        let mark = if verdict.spec.primary { "\u{a0}*" } else { "" };
+        table.push(vec![
+            format!("{}{mark}", words(verdict)),
+            change(verdict),
+            pooled.unwrap_or_else(|| ABSENT.to_owned()),
+            shift.unwrap_or_else(|| ABSENT.to_owned()),
+        ]);
+    }
+    if table.is_empty() {
+        return None;
+    }
+    section.text.push(
+        "Claims rest on the first column alone. \"Pooled\" is the percentile of all samples of an \
+         arm together, which is what a user of the server meets, with the interval of the \
+         jackknife over blocks. The Hodges-Lehmann shift is the median change by ranks, which one \
+         wild block does not move; behind it stands the confidence that ranks of so few reach. \
+         Where the columns disagree, look at the blocks."
+            .to_owned(),
+    );
+    section.tables.push(table);
+    Some(section)
 }
 
 fn blocks(comparison: &Comparison) -> Section {
