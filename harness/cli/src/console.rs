@@ -34,7 +34,7 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
         match lines.last_mut() {
-            Some(line) if line.chars().count() + 1 + word.chars().count() <= width => {
+            Some(line) if columns(line) + 1 + columns(word) <= width => {
                 line.push(' ');
                 line.push_str(word);
             }
@@ -47,7 +47,7 @@ pub(crate) fn wrapped(text: &str, width: usize) -> Vec<String> {
 /// The text with lines that are too wide cut between words; what follows is indented.
 pub(crate) fn fitted(text: &str) -> String {
     let line = |line: &str| {
-        if line.chars().count() <= WIDTH {
+        if columns(line) <= WIDTH {
             return line.to_owned();
         }
         let indent = line.chars().take_while(|c| *c == ' ').count();
@@ -57,6 +57,30 @@ pub(crate) fn fitted(text: &str) -> String {
     };
     let lines: Vec<String> = text.split('\n').map(line).collect();
     lines.join("\n")
+}
+
+/// Columns of a line: escape sequences that set a colour take none.
+fn columns(line: &str) -> usize {
+    let mut parts = line.split("\u{1b}[");
+    let plain = parts.next().map_or(0, |part| part.chars().count());
+    let rest = parts.map(|part| {
+        let after = part.split_once('m').map_or(part, |(_, after)| after);
+        after.chars().count()
+    });
+    plain + rest.sum::<usize>()
+}
+
+/// Says what is wrong with a command line, in lines that fit; in colours on a terminal that takes
+/// them.
+pub(crate) fn usage(text: &clap::builder::StyledStr) {
+    let mut err = std::io::stderr().lock();
+    let colors = err.is_terminal() && std::env::var_os("NO_COLOR").is_none();
+    let text = match colors {
+        true => fitted(&text.ansi().to_string()),
+        false => fitted(&safe(&text.to_string())),
+    };
+    // Standard error may be closed.
+    let _ = write!(err, "{text}");
 }
 
 /// Says something on standard error. That it is closed or full changes nothing: the result goes
@@ -98,6 +122,12 @@ mod tests {
         assert!(lines.iter().all(|line| line.chars().count() <= WIDTH));
         assert!(lines[1].starts_with("  note: word") && lines[2].starts_with("    word"));
         assert_eq!(text.matches("word").count(), 40);
+        // Colours take no columns.
+        let colored = "\u{1b}[32mword\u{1b}[0m, ".repeat(40);
+        let lines = fitted(&colored);
+        assert_eq!(columns("\u{1b}[1ma\u{1b}[0mb"), 2);
+        assert!(lines.lines().all(|line| columns(line) <= WIDTH));
+        assert!(lines.lines().next().is_some_and(|line| columns(line) > 90));
         // What is one word stays one.
         let path = "x".repeat(150);
         assert!(fitted(&format!("see {path}")).contains(&path));

@@ -21,8 +21,11 @@ pub(crate) fn told(error: &anyhow::Error, as_json: bool) -> ExitCode {
 
 /// Ends a command line that cannot be read, or that asks for help.
 pub(crate) fn usage(error: &clap::Error, as_json: bool) -> ExitCode {
-    // Standard error may be closed.
-    let _ = error.print();
+    match error.use_stderr() {
+        true => console::usage(&error.render()),
+        // Help was asked for. Standard output may be closed.
+        false => drop(error.print()),
+    }
     let code = u8::try_from(error.exit_code()).unwrap_or(EXIT_USAGE);
     if as_json && error.use_stderr() {
         let text = error.to_string();

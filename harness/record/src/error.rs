@@ -19,10 +19,7 @@ pub enum RecordError {
     #[error("{0} already holds a run: choose another directory or remove it")]
     Exists(PathBuf),
     /// The directory holds no run.
-    #[error(
-        "{0} holds no manifest.json: it is not a run directory (of a suite's directory name a run \
-         under cells; `run` again prints the verdicts)"
-    )]
+    #[error("{}", not_a_run(.0))]
     NotARun(PathBuf),
     /// Something in a run directory that is no file: reading it might never end.
     #[error("{0} is no file: a run directory holds files alone; take it out")]
@@ -90,6 +87,28 @@ pub enum RecordError {
     Name(String),
 }
 
+/// What a path is instead of a run directory, and what to name.
+fn not_a_run(path: &Path) -> String {
+    let shown = path.display();
+    let has = |file: &str| path.join(file).is_file();
+    if !path.exists() {
+        format!("{shown} does not exist: name the directory that `bench --out` wrote")
+    } else if !path.is_dir() {
+        format!("{shown} is a file: name the run directory that it lies in")
+    } else if has("plan.json") || has("suite.json") {
+        format!(
+            "{shown} is the directory of a suite and not of a run: name one of its runs under \
+             {}, or ask `prefillbench report` for the suite as a whole",
+            path.join("cells").display()
+        )
+    } else {
+        format!(
+            "{shown} holds no manifest.json, which every run has: name the directory that \
+             `bench --out`, `merge --out` or `quickstart` wrote"
+        )
+    }
+}
+
 impl RecordError {
     /// The words of an error of a row with the name of its file alone: what is stored of a run
     /// holds no directory of this machine.
@@ -119,5 +138,26 @@ impl RecordError {
             path: path.to_owned(),
             reason: crate::visible(&reason.to_string()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_run_is_called_what_it_is() {
+        let dir = tempfile::tempdir().unwrap();
+        let said = |path: &Path| RecordError::NotARun(path.to_owned()).to_string();
+        assert!(said(dir.path()).contains("holds no manifest.json"));
+        assert!(said(&dir.path().join("none")).contains("does not exist"));
+        let plan = dir.path().join("plan.json");
+        std::fs::write(&plan, "{}").unwrap();
+        let suite = said(dir.path());
+        assert!(
+            suite.contains("of a suite") && suite.contains("cells"),
+            "{suite}"
+        );
+        assert!(said(&plan).contains("is a file"));
     }
 }

@@ -175,7 +175,7 @@ fn in_flight(pictures: &Pictures) -> Figure {
         14.0,
         HEIGHT,
         time_axis(pictures),
-        Scale::linear([0.0, most as f64]),
+        Scale::counts([most as f64]),
     );
     frame.draw(&mut svg, TIME, "in flight");
     let at = |&(at, n): &(u64, u64)| (frame.x.column(seconds(at)), n as f64);
@@ -291,7 +291,7 @@ fn server(pictures: &Pictures) -> Option<Figure> {
     let (running, waiting) = (series(|p| p.running), series(|p| p.waiting));
     let usage = series(|p| p.kv_usage);
     let values = running.iter().chain(&waiting).map(|(_, value)| *value);
-    let y = Scale::linear(values.chain([0.0]));
+    let y = Scale::counts(values);
     let upper = Frame::new(&svg, 34.0, HEIGHT, x, y);
     upper.draw(&mut svg, TIME, "requests");
     let lower = Frame::new(

@@ -26,7 +26,7 @@ pub(crate) fn buckets(id: &str, data: &RunData, arms: &[String], block: u32) -> 
     let mut svg = Svg::new(id, WIDTH, height, &title, &description);
     let all = || panels.iter().flat_map(|(_, moments)| moments);
     let x = Scale::linear(std::iter::once(0.0).chain(all().map(|m| m.at)));
-    let y = Scale::linear(std::iter::once(0.0).chain(all().map(|m| m.levels[2])));
+    let y = Scale::counts(all().map(|m| m.levels[2]));
     for (number, (arm, moments)) in panels.iter().enumerate() {
         let top = LEGEND + PANEL * number as f64;
         let frame = Frame::new(&svg, top + 24.0, top + PANEL, x, y);

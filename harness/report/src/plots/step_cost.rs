@@ -33,7 +33,7 @@ pub(crate) fn step_cost(id: &str, data: &RunData, arms: &[String]) -> Figure {
     let description = format!("Scatter of engine steps. {}.", counts.join("; "));
     let mut svg = Svg::new(id, WIDTH, 340.0, &title, &description);
     let (x, y) = (
-        Scale::log(all().map(|p| p.0)),
+        Scale::log(all().map(|p| p.0)).whole(),
         Scale::log(all().map(|p| p.1)),
     );
     let frame = Frame::new(&svg, 34.0, 340.0, x, y);

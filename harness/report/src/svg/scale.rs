@@ -19,6 +19,8 @@ pub(crate) struct Scale {
     high: f64,
     from_px: f64,
     to_px: f64,
+    /// The values are counts: there is nothing between two whole numbers.
+    whole: bool,
 }
 
 impl Scale {
@@ -36,6 +38,15 @@ impl Scale {
             high,
             from_px: 0.0,
             to_px: 1.0,
+            whole: false,
+        }
+    }
+
+    /// A linear scale over counts from 0: its ticks are whole numbers.
+    pub(crate) fn counts(values: impl IntoIterator<Item = f64>) -> Scale {
+        Scale {
+            whole: true,
+            ..Scale::linear(std::iter::once(0.0).chain(values))
         }
     }
 
@@ -50,7 +61,14 @@ impl Scale {
             high,
             from_px: 0.0,
             to_px: 1.0,
+            whole: false,
         }
+    }
+
+    /// The same scale of counts: no tick between whole numbers.
+    pub(crate) fn whole(mut self) -> Scale {
+        self.whole = true;
+        self
     }
 
     /// The same values over other pixels.
@@ -89,7 +107,8 @@ impl Scale {
             .map(|m| m * base)
             .into_iter()
             .find(|s| *s >= raw);
-        let step = step.unwrap_or(10.0 * base);
+        let least = if self.whole { 1.0 } else { 0.0 };
+        let step = step.unwrap_or(10.0 * base).max(least);
         let first = (self.low / step - 1e-9).ceil() as i64;
         let last = (self.high / step + 1e-9).floor() as i64;
         // A range of about six steps: the count is small whatever the values.
@@ -142,6 +161,20 @@ mod tests {
     fn linear_ticks_are_round() {
         let ticks = Scale::linear([0.0, 2048.0]).ticks();
         assert_eq!(ticks, [0.0, 500.0, 1000.0, 1500.0, 2000.0]);
+    }
+
+    #[test]
+    fn counts_have_no_half_ticks() {
+        let labels = |most: f64| -> Vec<String> {
+            let ticks = Scale::counts([most]).ticks();
+            ticks.into_iter().map(tick_label).collect()
+        };
+        assert_eq!(labels(2.0), ["0", "1", "2"]);
+        assert_eq!(labels(0.0), ["0", "1"]);
+        assert_eq!(labels(7.0), ["0", "2", "4", "6"]);
+        assert_eq!(labels(900.0), ["0", "200", "400", "600", "800"]);
+        // What is measured and not counted keeps them.
+        assert_eq!(Scale::linear([0.0, 2.0]).ticks().len(), 5);
     }
 
     #[test]
