@@ -62,6 +62,10 @@ fn text(path: &Path) -> &str {
     path.to_str().expect("UTF-8")
 }
 
+fn text_of(path: &Path) -> String {
+    text(path).to_owned()
+}
+
 fn read(path: &Path) -> String {
     std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
@@ -271,6 +275,49 @@ fn two_runs_differ_in_what_is_said_and_are_not_judged() {
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"
     );
+    // Suites are compared as suites, and never with a run.
+    let (found, output) = diff(&ran.out(), &ran.out(), &["--json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
+    assert_eq!(
+        (&found["same_plan"], found["suites"][0].as_str()),
+        (&true.into(), Some(text_of(&ran.out()).as_str()))
+    );
+    assert!(
+        found["figures"]
+            .as_array()
+            .is_some_and(|all| !all.is_empty()),
+        "{found}"
+    );
+    for (a, b, more, needle) in [
+        (
+            ran.out(),
+            quick.clone(),
+            &[][..],
+            "is the run of a suite and",
+        ),
+        (
+            ran.out(),
+            ran.out(),
+            &["--verdict"][..],
+            "suites have their verdicts",
+        ),
+        (
+            ran.dir.path().to_owned(),
+            quick.clone(),
+            &[][..],
+            "holds no manifest.json",
+        ),
+        (
+            ran.dir.path().join("nowhere"),
+            quick.clone(),
+            &[][..],
+            "does not exist",
+        ),
+    ] {
+        let (_, output) = diff(&a, &b, more);
+        assert_eq!(output.status.code(), Some(2));
+        assert!(stderr(&output).contains(needle), "{}", stderr(&output));
+    }
     // One pair decides nothing.
     let (found, output) = diff(&quick, &slow, &["--json", "--verdict"]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));

@@ -14,6 +14,7 @@ pub mod numerics;
 pub mod real;
 pub mod remote;
 pub mod run;
+pub mod suite;
 pub mod tasks;
 pub mod verdict;
 

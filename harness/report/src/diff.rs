@@ -159,7 +159,7 @@ fn joined(path: &str, below: &str) -> String {
 }
 
 /// Every value by its path.
-fn flat(value: &Value) -> BTreeMap<String, Value> {
+pub(crate) fn flat(value: &Value) -> BTreeMap<String, Value> {
     fn walk(path: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
         match value {
             Value::Object(table) if !table.is_empty() => {
@@ -182,7 +182,10 @@ fn flat(value: &Value) -> BTreeMap<String, Value> {
     all
 }
 
-fn differences(a: &BTreeMap<String, Value>, b: &BTreeMap<String, Value>) -> Vec<Setting> {
+pub(crate) fn differences(
+    a: &BTreeMap<String, Value>,
+    b: &BTreeMap<String, Value>,
+) -> Vec<Setting> {
     let keys: std::collections::BTreeSet<&String> = a.keys().chain(b.keys()).collect();
     let value = |of: &BTreeMap<String, Value>, key: &str| of.get(key).cloned().unwrap_or_default();
     let both = keys.into_iter().map(|key| Setting {
@@ -328,7 +331,7 @@ impl Diff {
     }
 }
 
-fn listed(key: &'static str, title: &str, rows: &[Setting]) -> Section {
+pub(crate) fn listed(key: &'static str, title: &str, rows: &[Setting]) -> Section {
     let mut section = Section::new(key, title);
     if rows.is_empty() {
         section.text.push("Nothing.".to_owned());

@@ -44,7 +44,8 @@ pub(crate) struct ReportArgs {
 /// What `report` does beside reporting a directory.
 #[derive(Debug, Subcommand)]
 pub(crate) enum ReportWhat {
-    /// Show what differs between two runs of bench: settings, conditions, figures.
+    /// Show what differs between two runs of bench, or of suites: settings, conditions, figures.
+    /// Of suites the verdicts too.
     Diff(DiffArgs),
 }
 
@@ -56,7 +57,7 @@ and no verdict. --verdict asks the rules of `compare` all the same, which say so
 with --verdict those of compare."
 )]
 pub(crate) struct DiffArgs {
-    /// Run directory.
+    /// Run directory, or that of a suite's run.
     pub(crate) first: PathBuf,
     /// The other one.
     pub(crate) second: PathBuf,

@@ -1,12 +1,12 @@
 //! The figures of a cell that a hypothesis may speak of.
 
-use anyhow::{Result, bail};
 use pb_stats::Good;
 use serde_json::Value;
+use thiserror::Error;
 
 /// On which scale two values are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Scale {
+pub enum Scale {
     /// Candidate over baseline, on logarithms; the margin is a share.
     Ratio,
     /// Candidate minus baseline, for figures that may be zero; the margin is in their unit.
@@ -15,15 +15,15 @@ pub(crate) enum Scale {
 
 /// A figure of the document of `bench`.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Metric {
+pub struct Metric {
     /// As it is written.
-    pub(crate) name: String,
+    pub name: String,
     /// Which way is good.
-    pub(crate) good: Good,
+    pub good: Good,
     /// How it is compared.
-    pub(crate) scale: Scale,
+    pub scale: Scale,
     /// Whether a request that left late makes it longer.
-    pub(crate) from_arrival: bool,
+    pub from_arrival: bool,
     class: Option<String>,
     path: Vec<String>,
 }
@@ -69,12 +69,29 @@ const OTHERS: [(&str, Scale, Good, bool); 9] = [
     ),
 ];
 
+/// A name that no document has.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+#[error(
+    "{key} = \"{}\": no figure to compare; use one of {} with one of {}, or {}; classes.NAME in \
+     front makes it that of a class",
+    pb_record::visible(name),
+    LATENCIES.join(" "),
+    STATISTICS.join(" "),
+    OTHERS.map(|(name, ..)| name).join(" ")
+)]
+pub struct UnknownFigure {
+    /// Where it stands.
+    pub key: String,
+    /// The name.
+    pub name: String,
+}
+
 impl Metric {
     /// Reads the name of a figure: `ttft_ms.p50`, `classes.background.itl_ms.p99`, `stalls.share`.
     ///
     /// # Errors
-    /// No such figure.
-    pub(crate) fn parse(key: &str, name: &str) -> Result<Metric> {
+    /// No such figure; `key` says where it stands.
+    pub fn parse(key: &str, name: &str) -> Result<Metric, UnknownFigure> {
         let split = |rest: &str| {
             let words: Vec<&str> = rest.rsplitn(3, '.').collect();
             match words[..] {
@@ -95,15 +112,10 @@ impl Metric {
             Some(&(_, scale, good, _)) => (scale, good),
             None if latency => (Scale::Ratio, Good::Lower),
             None => {
-                let others: Vec<&str> = OTHERS.iter().map(|(name, ..)| *name).collect();
-                bail!(
-                    "{key} = \"{}\": no figure to compare; use one of {} with one of {}, or {}; \
-                     classes.NAME in front makes it that of a class",
-                    pb_record::visible(name),
-                    LATENCIES.join(" "),
-                    STATISTICS.join(" "),
-                    others.join(" ")
-                );
+                return Err(UnknownFigure {
+                    key: key.to_owned(),
+                    name: name.to_owned(),
+                });
             }
         };
         Ok(Metric {
@@ -122,7 +134,7 @@ impl Metric {
     }
 
     /// The margin when none is given: 3 %, or a point of a share; of a count one.
-    pub(crate) fn usual_margin(&self) -> f64 {
+    pub fn usual_margin(&self) -> f64 {
         match self.scale {
             Scale::Ratio => 0.03,
             Scale::Difference if self.path == ["stalls", "count"] => 1.0,
@@ -131,7 +143,7 @@ impl Metric {
     }
 
     /// Largest margin that is no slip: of a ratio 1, which is twice as much; of a count any.
-    pub(crate) fn most_margin(&self) -> f64 {
+    pub fn most_margin(&self) -> f64 {
         match self.scale {
             Scale::Difference if self.path == ["stalls", "count"] => f64::MAX,
             Scale::Ratio | Scale::Difference => 1.0,
@@ -139,18 +151,18 @@ impl Metric {
     }
 
     /// Whether the figure of this name is a share, 0 to 1.
-    pub(crate) fn is_share(name: &str) -> bool {
+    pub fn is_share(name: &str) -> bool {
         name.ends_with("share") || name.ends_with("_rate")
     }
 
     /// Whether it speaks of requests that ended well only, so that failures would flatter it.
-    pub(crate) fn is_of_good_ends(&self) -> bool {
+    pub fn is_of_good_ends(&self) -> bool {
         let head = self.path[0].as_str();
         head == "stalls" || LATENCIES.contains(&head)
     }
 
     /// Its value in a document; absent when it was not measured.
-    pub(crate) fn value(&self, document: &Value) -> Option<f64> {
+    pub fn value(&self, document: &Value) -> Option<f64> {
         let of = match &self.class {
             Some(class) => document.get("classes")?.get(class)?,
             None => document,

@@ -1,5 +1,6 @@
 //! The figures of a cell: where its document has them, how they are called and shown.
 
+use pb_bench::Tally;
 use serde_json::Value;
 
 use crate::format::{percent, percent_change, significant};
@@ -121,6 +122,50 @@ impl Measure {
             None => document,
         };
         of.get(&self.head)?.get("n")?.as_u64()
+    }
+
+    /// Which percentile of a latency it is, 0 to 1; absent for other figures.
+    pub(super) fn percentile(&self) -> Option<f64> {
+        let p = match self.tail.as_str() {
+            "p50" => 0.5,
+            "p90" => 0.9,
+            "p95" => 0.95,
+            "p99" => 0.99,
+            "p999" => 0.999,
+            _ => return None,
+        };
+        self.is_latency().then_some(p)
+    }
+
+    /// All samples in ms of the latency in a run; absent where there are more than `most`.
+    pub(super) fn all_samples(&self, tally: &Tally, most: u64) -> Option<Vec<f64>> {
+        let part = match &self.class {
+            Some(class) => tally.class(class),
+            None => tally.all(),
+        };
+        let found = match self.head.as_str() {
+            "ttft_ms" => part.latency(|m| m.ttft_ns),
+            "ttfr_ms" => part.latency(|m| m.ttfr_ns),
+            "service_ttft_ms" => part.latency(|m| m.service_ttft_ns),
+            "tpot_ms" => part.latency(|m| m.tpot_ns),
+            "e2e_ms" => part.latency(|m| m.e2e_ns),
+            "close_ms" => part.latency(|m| m.close_ns),
+            "itl_ms" => part.itl(),
+            "event_gap_ms" => part.event_gaps(),
+            _ => return None,
+        };
+        let ms = |ns: u64| pb_contract::Nanos(ns).as_millis_f64();
+        (found.n() <= most).then(|| {
+            let each = found.iter();
+            each.flat_map(|one| std::iter::repeat_n(ms(one.ns), one.count as usize))
+                .collect()
+        })
+    }
+
+    /// What is sampled, whatever is made of it: `classes.background.itl_ms`.
+    pub(super) fn sampled(&self) -> String {
+        let name = self.name.rsplit_once('.');
+        name.map_or_else(String::new, |(head, _)| head.to_owned())
     }
 
     /// Samples below which its percentile, by nearest rank, is the largest of them.

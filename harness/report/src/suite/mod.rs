@@ -5,6 +5,7 @@
 //! the figures of every setting, and at the end every cell. A cell that is not valid is counted and
 //! named, and enters no number and no picture.
 
+mod diff;
 mod front;
 mod fronts;
 mod gains;
@@ -12,13 +13,16 @@ mod glance;
 mod grid;
 mod measure;
 mod pictures;
+mod pooled;
 mod read;
+mod rejudge;
 mod sections;
 mod settings;
 mod validity;
 
 use std::path::Path;
 
+pub use diff::{Medians, SuiteDiff, Verdicts, suite_diff};
 pub use read::{SUITE_FILE, SuiteError};
 
 use crate::ReportError;
@@ -240,6 +244,7 @@ impl<'a> Parts<'a> {
             return all;
         }
         all.push(verdicts);
+        all.extend(pooled::section(suite, &self.hypotheses));
         all.push(sections::maps(&self.settings, &self.shown));
         all.extend(fronts::section(&self.fronts()));
         all.push(distributions());

@@ -3,12 +3,15 @@
 //! Fields that this report does not use are not read, so that a later `suite.json` with further
 //! keys is read as well.
 
+use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 
 use pb_record::visible;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+use super::measure::Measure;
 
 /// Name of the file with the verdicts.
 pub const SUITE_FILE: &str = "suite.json";
@@ -24,6 +27,9 @@ const SCHEMA_VERSION: u32 = 1;
 
 /// Largest JSON file that is read, in bytes: 10,000 cells with long reasons are a tenth of it.
 const LARGEST: u64 = 256 << 20;
+
+/// Samples that are kept of all cells together: 160 MB. What comes after them is not pooled.
+const MOST_SAMPLES: u64 = 20_000_000;
 
 /// A suite's run that cannot be reported.
 #[derive(Debug, thiserror::Error)]
@@ -85,7 +91,7 @@ pub(super) struct SuiteFile {
     pub(super) machine: Value,
     /// `complete`, `incomplete` or `interrupted`.
     pub(super) state: String,
-    /// `fixed` or `sequential`.
+    /// `fixed`, `sequential` or `spending`.
     pub(super) stop: String,
     pub(super) alpha: f64,
     pub(super) blocks_planned: usize,
@@ -156,6 +162,8 @@ pub(super) struct Cell {
     pub(super) contradictions: Vec<String>,
     /// Whether the document was made again from the rows.
     pub(super) from_rows: bool,
+    /// Samples in ms of what the hypotheses ask about, by [`Measure::sampled`].
+    pub(super) samples: BTreeMap<String, Vec<f64>>,
     /// What to open for more, below the suite's directory.
     pub(super) page: Option<String>,
 }
@@ -192,6 +200,8 @@ pub(super) struct SuiteDir {
     pub(super) arms: Vec<String>,
     /// Names of the conditions in the order of the plan.
     pub(super) conditions: Vec<String>,
+    /// The suite as `plan.json` has it; null without one.
+    pub(super) planned: Value,
     /// Share of a cell's requests that must end well for its latencies to count.
     pub(super) least_success: f64,
     /// Attempts before that lie beside the cells.
@@ -229,8 +239,10 @@ pub(super) fn read(dir: &Path) -> Result<SuiteDir, SuiteError> {
     };
     let suite = &plan["facts"]["suite"];
     let mut cells: Vec<Cell> = Vec::with_capacity(file.cells.len());
+    let asked: Vec<Measure> = file.comparisons.iter().map(Comparison::measure).collect();
+    let mut room = MOST_SAMPLES;
     for note in &file.cells {
-        cells.push(cell(dir, note)?);
+        cells.push(cell(dir, note, &asked, &mut room)?);
     }
     cells.sort_by(|a, b| key(&a.note).cmp(&key(&b.note)));
     Ok(SuiteDir {
@@ -238,6 +250,7 @@ pub(super) fn read(dir: &Path) -> Result<SuiteDir, SuiteError> {
         arms: keys(&suite["arms"]),
         conditions: keys(&suite["conditions"]),
         least_success: suite["run"]["least_success"].as_f64().unwrap_or(1.0),
+        planned: suite.clone(),
         attempts: file.cells.iter().map(|cell| attempts(dir, cell)).sum(),
         file,
         cells,
@@ -253,13 +266,19 @@ fn keys(table: &Value) -> Vec<String> {
     table.map(|(name, _)| name.clone()).collect()
 }
 
-fn cell(dir: &Path, note: &CellNote) -> Result<Cell, SuiteError> {
+fn cell(
+    dir: &Path,
+    note: &CellNote,
+    asked: &[Measure],
+    room: &mut u64,
+) -> Result<Cell, SuiteError> {
     let place = dir.join(&note.dir);
     let mut cell = Cell {
         note: note.clone(),
         document: None,
         contradictions: Vec::new(),
         from_rows: false,
+        samples: BTreeMap::new(),
         page: None,
     };
     let document = place.join(pb_bench::DOCUMENT_FILE);
@@ -281,6 +300,16 @@ fn cell(dir: &Path, note: &CellNote) -> Result<Cell, SuiteError> {
                 let value = serde_json::to_value(&run.document);
                 cell.document = Some(value.map_err(|error| bad(&document, &error))?);
                 cell.from_rows = true;
+                for measure in asked.iter().filter(|m| m.percentile().is_some()) {
+                    let key = measure.sampled();
+                    if cell.samples.contains_key(&key) {
+                        continue;
+                    }
+                    if let Some(samples) = measure.all_samples(&run.tally, *room) {
+                        *room -= samples.len() as u64;
+                        cell.samples.insert(key, samples);
+                    }
+                }
                 cell.contradictions.extend(run.findings.reasons());
             }
         }

@@ -73,6 +73,7 @@ pub(super) fn verdicts(suite: &SuiteDir, hypotheses: &[Hypothesis<'_>], detail: 
     let confidence = 100.0 * (1.0 - suite.file.alpha);
     let valid = match suite.file.stop.as_str() {
         "sequential" => " that are valid at every block",
+        "spending" => " that are valid at its planned looks together",
         _ => "",
     };
     section.text.push(format!(

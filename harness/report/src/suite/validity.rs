@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use super::measure::Measure;
 use super::read::{Cell, SuiteDir};
+use super::rejudge::{Again, rejudged};
 use super::settings::{Over, Setting};
 use crate::format::{ABSENT, percent, significant};
 use crate::sections::Section;
@@ -59,6 +60,8 @@ pub(super) fn validity(suite: &SuiteDir) -> Validity {
     let (state, n) = (held(wrong.is_empty()), wrong.len());
     let found = format!("{values} values of compared cells looked up again, {n} differ");
     checks.push(check("suite.json agrees with its cells", state, found));
+    let (again, stale) = verdicts_again(suite);
+    checks.extend(again);
     let unlike = unlike_schedules(suite);
     let found = match unlike.len() {
         0 => "within each block all arms had the same schedule".to_owned(),
@@ -68,6 +71,7 @@ pub(super) fn validity(suite: &SuiteDir) -> Validity {
     checks.push(check("same requests for all arms", state, found));
     checks.push(successes(suite));
     checks.extend(client(suite));
+    checks.extend(steady(suite));
     checks.extend(demands(suite));
     let comparisons = &suite.file.comparisons;
     if !comparisons.is_empty() {
@@ -77,6 +81,7 @@ pub(super) fn validity(suite: &SuiteDir) -> Validity {
         checks.push(check("every pair could be used", met(left_out == 0), found));
     }
     let mut reasons: Vec<String> = wrong;
+    reasons.extend(stale);
     reasons.extend(unlike);
     let broken = contradictory > 0 || !reasons.is_empty();
     reasons.extend(cell_reasons(&suite.cells));
@@ -151,6 +156,54 @@ fn client(suite: &SuiteDir) -> Option<[String; 3]> {
         calibrated.count()
     );
     Some(check("the client was in time", "told", found))
+}
+
+/// Cells by whose figures later requests are not like earlier ones. Some loads drift by design, so
+/// this takes no number away.
+fn steady(suite: &SuiteDir) -> Option<[String; 3]> {
+    let told = documents(suite).filter_map(|(_, document)| {
+        let all = document.get("steadiness")?.clone();
+        let all: Vec<pb_bench::Steadiness> = serde_json::from_value(all).ok()?;
+        Some(all)
+    });
+    let told: Vec<Vec<pb_bench::Steadiness>> = told.collect();
+    if told.is_empty() {
+        return None;
+    }
+    let count = |word: fn(&pb_bench::Steadiness) -> bool| {
+        told.iter().filter(|all| all.iter().any(word)).count()
+    };
+    let drifting = count(|one| one.is_flagged());
+    let unknown = count(|one| one.verdict == pb_bench::Steady::NotChecked);
+    let found = format!(
+        "{drifting} of {} cells drift or settle late by a figure; {unknown} have one that has too \
+         few requests to tell",
+        told.len()
+    );
+    Some(check(
+        "cells have a steady state",
+        met(drifting == 0),
+        found,
+    ))
+}
+
+/// The verdicts derived again, and those that `suite.json` has otherwise.
+fn verdicts_again(suite: &SuiteDir) -> (Option<[String; 3]>, Vec<String>) {
+    let what = "verdicts follow from the cells";
+    if suite.file.comparisons.is_empty() && suite.planned.is_null() {
+        return (None, Vec::new());
+    }
+    match rejudged(suite) {
+        Again::NotChecked(why) => (Some(check(what, "not checked", why)), Vec::new()),
+        Again::Judged(all, wrong) => {
+            let found = format!("{all} verdicts derived again, {} differ", wrong.len());
+            let row = check(what, held(wrong.is_empty()), found);
+            let more = wrong.len().saturating_sub(TOLD);
+            let mut told: Vec<String> = wrong.into_iter().take(TOLD).collect();
+            told.extend((more > 0).then(|| format!("contradiction: and {more} further verdicts")));
+            (Some(row), told)
+        }
+    }
 }
 
 fn demands(suite: &SuiteDir) -> Option<[String; 3]> {

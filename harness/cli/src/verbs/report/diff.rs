@@ -1,15 +1,17 @@
-//! `prefillbench report diff A B`: what differs between two runs.
+//! `prefillbench report diff A B`: what differs between two runs, or two suites.
 
 use std::path::Path;
 use std::process::ExitCode;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use pb_bench::files::RunFiles;
 use pb_judge::compare::{CompareRules, Comparison, compare};
 use pb_report::diff::{Diff, Side, diff};
+use pb_report::suite::suite_diff;
 use pb_report::versus::comparison_terminal;
 use serde::Serialize;
 
+use super::suite::is_suite;
 use super::{TABLE_WIDTH, color};
 use crate::args::DiffArgs;
 use crate::output;
@@ -26,6 +28,13 @@ struct Document<'a> {
 
 /// Shows the differences, and judges the pair when asked.
 pub(super) fn run(args: &DiffArgs) -> Result<ExitCode> {
+    let [first, second] = [&args.first, &args.second].map(|dir| is_suite(dir));
+    match (first, second) {
+        (true, true) => return suites(args),
+        (false, false) => {}
+        (true, false) => bail!(mixed(&args.first, &args.second)),
+        (false, true) => bail!(mixed(&args.second, &args.first)),
+    }
     let read = |dir: &Path| -> Result<RunFiles> {
         let cannot = || format!("cannot read the run {}", dir.display());
         pb_bench::files::read(dir).with_context(cannot)
@@ -54,6 +63,30 @@ pub(super) fn run(args: &DiffArgs) -> Result<ExitCode> {
     }
     let code = verdict.map_or(0, |verdict| verdict.outcome.exit_code());
     Ok(ExitCode::from(code))
+}
+
+/// Two runs of suites.
+fn suites(args: &DiffArgs) -> Result<ExitCode> {
+    if args.verdict {
+        bail!(
+            "--verdict: suites have their verdicts, and nothing pairs the blocks of two; leave it \
+             out, or name a cell of each"
+        );
+    }
+    let diff = suite_diff(&args.first, &args.second)?;
+    match args.json {
+        true => output::json(&diff)?,
+        false => output::painted(diff.terminal(TABLE_WIDTH, color()).trim_end())?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn mixed(suite: &Path, run: &Path) -> String {
+    format!(
+        "{} is the run of a suite and {} is not: name two suites, or a cell of the suite",
+        suite.display(),
+        run.display()
+    )
 }
 
 /// The pair by the rules of `compare`.

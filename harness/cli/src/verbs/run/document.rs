@@ -2,13 +2,14 @@
 
 use std::fmt::Write;
 
+use pb_judge::suite::{Expect, Metric, Scale, StopRule, looks};
 use pb_stats::Estimate;
 use serde::Serialize;
 use serde_json::Value;
 
 use super::plan::{Plan, counted, wrapped};
 use super::verdict::{Judged, Pairs};
-use crate::verbs::suite::{Comparison, Expect, Metric, Scale, StopRule};
+use crate::verbs::suite::Comparison;
 
 /// Version of the document's keys.
 const SCHEMA_VERSION: u32 = 1;
@@ -71,6 +72,9 @@ pub(crate) struct CellNote {
     pub(crate) valid: Option<bool>,
     /// What speaks against them, or why there are none.
     pub(crate) reasons: Vec<String>,
+    /// Figures by which later requests are not like earlier ones, with the number. A drift may be
+    /// what the load asks for, so it takes no cell out.
+    pub(crate) drifts: Vec<String>,
     /// Hash of its schedule.
     pub(crate) schedule_sha256: Option<String>,
     /// Share of its requests that ended well.
@@ -258,8 +262,13 @@ impl Document {
         }
         let confidence = 100.0 * (1.0 - self.alpha);
         let valid = match self.stop {
-            StopRule::Fixed => "",
-            StopRule::Sequential => " valid at every block",
+            StopRule::Fixed => String::new(),
+            StopRule::Sequential => " valid at every block".to_owned(),
+            StopRule::Spending => {
+                let looks = looks(self.blocks_planned).into_iter();
+                let looks: Vec<String> = looks.map(|look| look.to_string()).collect();
+                format!(" valid at looks after {} blocks together", looks.join(", "))
+            }
         };
         let _ = writeln!(
             out,
@@ -289,6 +298,29 @@ impl Document {
         }
         if told_of > TOLD {
             let _ = writeln!(out, "and {} more", counted(told_of - TOLD, "cell"));
+        }
+        self.drift_lines(out);
+    }
+}
+
+impl Document {
+    /// Cells without a steady state: how many, and the first of each arm and condition.
+    fn drift_lines(&self, out: &mut String) {
+        let drifting = || self.cells.iter().filter(|cell| !cell.drifts.is_empty());
+        let (count, of) = (drifting().count(), self.cells.len());
+        if count == 0 {
+            return;
+        }
+        let _ = writeln!(
+            out,
+            "{} of {of} without a steady state; see the report of a cell:",
+            counted(count, "cell")
+        );
+        let mut told = std::collections::BTreeSet::new();
+        let first = drifting().filter(|cell| told.insert((&cell.arm, &cell.condition)));
+        for cell in first.take(TOLD) {
+            let head = format!("  {}:", cell.dir);
+            let _ = writeln!(out, "{}", wrapped(&head, &cell.drifts.join("; "), 4));
         }
     }
 }
@@ -344,13 +376,13 @@ fn note(plan: &Plan, one: &Comparison, pairs: &Pairs, judged: &Judged) -> Compar
     let finite = |p: f64| Some(p).filter(|p| p.is_finite());
     ComparisonNote {
         hypothesis: one.hypothesis.clone(),
-        metric: one.metric.name.clone(),
+        metric: one.question.metric.name.clone(),
         baseline: suite.arms[one.baseline].name.clone(),
         candidate: suite.arms[one.candidate].name.clone(),
         condition: suite.conditions[one.condition].name.clone(),
-        expect: one.expect,
-        margin: one.margin,
-        scale: match one.metric.scale {
+        expect: one.question.expect,
+        margin: one.question.margin,
+        scale: match one.question.metric.scale {
             Scale::Ratio => "ratio",
             Scale::Difference => "difference",
         },

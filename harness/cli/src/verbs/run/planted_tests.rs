@@ -9,14 +9,15 @@ use pb_contract::Nanos;
 use pb_judge::ab::{AbRules, Claim};
 use pb_judge::compare::{CompareRules, Comparison, Run, compare};
 use pb_judge::gate::{Evidence, GateOutcome, GateReport, Policy, State, judge_gate};
+use pb_judge::suite::{Metric, Question, StopRule};
 use pb_stats::Outcome;
 use serde_json::Value;
 
 use super::planted::{Claimed, Fault, REQUESTS, run};
 use super::store::Done;
-use super::verdict::{Judged, Pair, Pairs, Rules, judged};
+use super::verdict::{Judged, Pair, Pairs, Rules, judged, pairs as pairs_of};
 use crate::verbs::runs;
-use crate::verbs::suite::{self, Metric, StopRule};
+use crate::verbs::suite;
 
 /// Blocks of every experiment.
 const BLOCKS: u64 = 6;
@@ -169,18 +170,20 @@ fn in_suite(a: &[Done], b: &[Done]) -> Vec<(&'static str, Judged)> {
     };
     let comparison = |(name, figure, margin): &(&str, &str, f64)| suite::Comparison {
         hypothesis: (*name).to_owned(),
-        metric: Metric::parse("metric", figure).unwrap(),
         baseline: 0,
         candidate: 1,
         condition: 0,
-        expect: None,
-        margin: *margin,
+        question: Question {
+            metric: Metric::parse("metric", figure).unwrap(),
+            expect: None,
+            margin: *margin,
+        },
     };
     let comparisons: Vec<suite::Comparison> = METRICS.iter().map(comparison).collect();
     let cells: Vec<Pair<'_>> = a.iter().map(Some).zip(b.iter().map(Some)).collect();
     let pairs: Vec<Pairs> = comparisons
         .iter()
-        .map(|one| Pairs::of(one, &cells, rules.least_success))
+        .map(|one| pairs_of(one, &cells, rules.least_success))
         .collect();
     let found = judged(&comparisons, &pairs, &rules).unwrap();
     METRICS.iter().map(|(name, ..)| *name).zip(found).collect()

@@ -4,17 +4,18 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Result, bail};
 use pb_contract::{Clock, Nanos, WallClock};
+use pb_judge::suite::{StopRule, looks};
 
 use super::document::{CellNote, Document, Found, State};
 use super::order::Step;
 use super::plan::{CellId, Load, Plan, counted, least, seconds};
 use super::server::Server;
 use super::store::{CellState, Done, SUITE_FILE, Store};
-use super::verdict::{Judged, Pair, Pairs, Rules, judged, settled};
+use super::verdict::{Judged, Pair, Pairs, Rules, judged, pairs, settled};
 use crate::interrupt::{Interrupt, Interrupted};
 use crate::progress::Progress;
 use crate::verbs::bench;
-use crate::verbs::suite::{Comparison, Fresh, StopRule};
+use crate::verbs::suite::{Comparison, Fresh};
 
 /// Starts of one arm's server that may fail, one after the other, before the arm is left alone.
 const FAILED_STARTS: usize = 2;
@@ -145,7 +146,12 @@ impl Runner {
     /// Closes the conditions that the blocks before `block` settled.
     fn close(&mut self, block: usize) -> Result<()> {
         let rules = self.rules();
-        if rules.stop == StopRule::Fixed {
+        let looks_here = match rules.stop {
+            StopRule::Fixed => false,
+            StopRule::Sequential => true,
+            StopRule::Spending => looks(rules.blocks).contains(&block),
+        };
+        if !looks_here {
             return Ok(());
         }
         let (comparisons, pairs) = (&self.plan.suite.comparisons, self.pairs(block));
@@ -316,7 +322,7 @@ impl Runner {
                 (cell(comparison.baseline), cell(comparison.candidate))
             };
             let all: Vec<Pair<'_>> = (0..blocks).map(pair).collect();
-            Pairs::of(comparison, &all, self.plan.suite.run.least_success)
+            pairs(comparison, &all, self.plan.suite.run.least_success)
         };
         comparisons.map(of).collect()
     }
@@ -383,6 +389,7 @@ impl Runner {
                     .into_iter()
                     .collect(),
             },
+            drifts: done.map(Done::drifts).unwrap_or_default(),
             schedule_sha256: done.map(|done| done.schedule().to_owned()),
             success_rate: done.and_then(Done::success),
             gates_failed: names.collect(),

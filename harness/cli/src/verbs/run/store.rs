@@ -5,6 +5,7 @@ use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use pb_bench::Steadiness;
 use pb_contract::Nanos;
 use pb_contract::manifest::RunState;
 use pb_judge::compare::fingerprint;
@@ -78,28 +79,26 @@ pub(crate) struct Done {
 impl Done {
     /// What speaks against its numbers; nothing when they may be used.
     pub(crate) fn reasons(&self) -> Vec<String> {
-        let validity = &self.document["validity"];
-        let reasons = validity["reasons"].as_array().into_iter().flatten();
-        let mut reasons: Vec<String> = reasons
-            .filter_map(Value::as_str)
-            .map(str::to_owned)
-            .collect();
-        if reasons.is_empty() && validity["valid"] != true {
-            reasons.push("its document does not say that it is valid".to_owned());
-        }
-        reasons
+        pb_judge::suite::reasons(&self.document)
+    }
+
+    /// Figures by which it has no steady state, with the number; none of a run of an earlier day,
+    /// which does not say.
+    pub(crate) fn drifts(&self) -> Vec<String> {
+        let all = serde_json::from_value::<Vec<Steadiness>>(self.document["steadiness"].clone());
+        let all = all.unwrap_or_default();
+        let flagged = all.iter().filter(|one| one.is_flagged());
+        flagged.map(Steadiness::words).collect()
     }
 
     /// Share of its requests that ended well.
     pub(crate) fn success(&self) -> Option<f64> {
-        self.document["offered"]["success_rate"].as_f64()
+        pb_judge::suite::success(&self.document)
     }
 
     /// Hash of its schedule.
     pub(crate) fn schedule(&self) -> &str {
-        self.document["schedule_sha256"]
-            .as_str()
-            .unwrap_or_default()
+        pb_judge::suite::schedule(&self.document)
     }
 }
 

@@ -1,13 +1,14 @@
 //! Verdicts on made-up cells.
 
 use pb_contract::Nanos;
+use pb_judge::suite::{Expect, Metric, Question, StopRule};
 use pb_stats::simulate::normal;
 use pb_stats::{Outcome, SplitMix64};
 use serde_json::{Value, json};
 
 use super::store::Done;
-use super::verdict::{Judged, Pair, Pairs, Rules, judged, settled};
-use crate::verbs::suite::{Comparison, Expect, Metric, StopRule};
+use super::verdict::{Judged, Pair, Pairs, Rules, judged, pairs as pairs_of, settled};
+use crate::verbs::suite::Comparison;
 
 const FIXED: Rules = Rules {
     stop: StopRule::Fixed,
@@ -20,12 +21,14 @@ fn comparison(metric: &str, expect: Option<Expect>) -> Comparison {
     let metric = Metric::parse("metric", metric).unwrap();
     Comparison {
         hypothesis: "h".into(),
-        margin: metric.usual_margin(),
-        metric,
         baseline: 0,
         candidate: 1,
         condition: 0,
-        expect,
+        question: Question {
+            margin: metric.usual_margin(),
+            metric,
+            expect,
+        },
     }
 }
 
@@ -54,7 +57,7 @@ fn paired<'a>(a: &'a [Done], b: &'a [Done]) -> Vec<Pair<'a>> {
 }
 
 fn found(comparison: &Comparison, a: &[Done], b: &[Done]) -> (Pairs, Judged) {
-    let pairs = Pairs::of(comparison, &paired(a, b), FIXED.least_success);
+    let pairs = pairs_of(comparison, &paired(a, b), FIXED.least_success);
     let own = std::slice::from_ref(comparison);
     let mut all = judged(own, std::slice::from_ref(&pairs), &FIXED).unwrap();
     (pairs, all.remove(0))
@@ -130,7 +133,7 @@ fn the_family_pays_for_its_size() {
     let (a, b) = (cells(&[100.0; 4]), cells(&[80.0, 93.0, 84.0, 92.0]));
     let comparison = comparison("ttft_ms.p50", None);
     assert_eq!(found(&comparison, &a, &b).1.outcome, Outcome::Better);
-    let pairs = Pairs::of(&comparison, &paired(&a, &b), 1.0);
+    let pairs = pairs_of(&comparison, &paired(&a, &b), 1.0);
     let three = vec![comparison; 3];
     let all = judged(&three, &vec![pairs; 3], &FIXED).unwrap();
     for one in &all {
@@ -179,7 +182,7 @@ fn a_pair_with_an_unusable_cell_is_left_out_and_told() {
     );
     // A cell that is not there is no pair and no fault.
     let missing: Vec<Pair<'_>> = a.iter().map(|a| (Some(a), None)).collect();
-    let none = Pairs::of(&comparison, &missing, 1.0);
+    let none = pairs_of(&comparison, &missing, 1.0);
     assert_eq!(none, Pairs::default());
     // More lost than kept: what is left says little.
     let lost = |done: &mut Done| done.document["ttft_ms"] = json!(null);
@@ -224,7 +227,7 @@ fn sequential(rng: &mut SplitMix64, mean: f64, rules: &Rules) -> (bool, usize) {
     for blocks in 1..=rules.blocks {
         b.push(cell(100.0 * (mean + 0.1 * normal(rng)).exp()));
         let a = cells(&vec![100.0; blocks]);
-        let pairs = [Pairs::of(&comparison[0], &paired(&a, &b), 1.0)];
+        let pairs = [pairs_of(&comparison[0], &paired(&a, &b), 1.0)];
         let found = judged(&comparison, &pairs, rules).unwrap();
         if settled(&comparison, &found, 1)[0] {
             let claimed = matches!(found[0].outcome, Outcome::Better | Outcome::Worse);

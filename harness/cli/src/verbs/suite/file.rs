@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Result, anyhow, bail};
+use pb_judge::suite::{Expect, LEAST_PAIRS, StopRule};
 use serde::{Deserialize, Serialize};
 use toml::{Spanned, Table, Value};
 
@@ -13,9 +14,6 @@ const SCHEMA: u32 = 2;
 
 /// Most blocks of a suite.
 pub(crate) const MOST_BLOCKS: usize = 1_000;
-
-/// Fewest pairs, one a block, for any claim.
-pub(crate) const LEAST_PAIRS: usize = 3;
 
 /// A suite file.
 #[derive(Debug, Deserialize)]
@@ -82,16 +80,6 @@ impl Default for Run {
             seeds: None,
         }
     }
-}
-
-/// When to stop adding blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub(crate) enum StopRule {
-    /// After the number of blocks given.
-    Fixed,
-    /// As soon as every hypothesis is settled, by an interval that is valid at every block.
-    Sequential,
 }
 
 /// How long a server process lives.
@@ -230,7 +218,7 @@ pub(crate) struct HypothesisTable {
     /// Condition, or part of one; default: all.
     pub(crate) when: Option<String>,
     /// What is expected of the candidate's value.
-    pub(crate) expect: Option<super::Expect>,
+    pub(crate) expect: Option<Expect>,
     /// Change that does not matter; default: of the metric.
     pub(crate) margin: Option<f64>,
 }
@@ -343,10 +331,10 @@ impl Suite {
                 run.blocks
             );
         }
-        if run.stop == StopRule::Sequential && run.blocks < 4 {
+        if run.stop != StopRule::Fixed && run.blocks < 4 {
             bail!(
-                "run.blocks = {}: stop = \"sequential\" decides nothing before the fourth block; \
-                 allow more blocks, or use stop = \"fixed\"",
+                "run.blocks = {}: a rule that may stop early needs at least four blocks; allow more, \
+                 or use stop = \"fixed\"",
                 run.blocks
             );
         }

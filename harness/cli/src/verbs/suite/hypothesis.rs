@@ -1,47 +1,28 @@
 //! Hypotheses, and the pairs of arms that each of them is about.
 
 use anyhow::{Context, Result, bail};
-use serde::{Deserialize, Serialize};
+use pb_judge::suite::{Metric, Question};
 
 use super::file::HypothesisTable;
-use super::metric::Metric;
 use super::resolve::{Arm, Condition};
 use super::select::{Parts, Selector, subject};
 
 /// Most comparisons of a suite.
 const MOST: usize = 500;
 
-/// What is expected of the candidate's value beside the baseline's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub(crate) enum Expect {
-    /// It is lower, beyond the margin.
-    Lower,
-    /// It is higher, beyond the margin.
-    Higher,
-    /// It is shown to differ by less than the margin.
-    Equivalent,
-    /// No difference is claimed, as between equal arms.
-    NoClaim,
-}
-
 /// One pair of arms under one condition, compared by one figure.
 #[derive(Clone, Debug)]
 pub(crate) struct Comparison {
     /// Name of its hypothesis.
     pub(crate) hypothesis: String,
-    /// The figure.
-    pub(crate) metric: Metric,
     /// Number of the arm that is compared with.
     pub(crate) baseline: usize,
     /// Number of the arm that is judged.
     pub(crate) candidate: usize,
     /// Number of the condition.
     pub(crate) condition: usize,
-    /// What is expected.
-    pub(crate) expect: Option<Expect>,
-    /// Change that does not matter.
-    pub(crate) margin: f64,
+    /// What is asked of them.
+    pub(crate) question: Question,
 }
 
 /// The comparisons of all hypotheses.
@@ -87,12 +68,14 @@ pub(crate) fn comparisons(
             for (condition, _) in matching(conditions, &when) {
                 all.push(Comparison {
                     hypothesis: written.name.clone(),
-                    metric: metric.clone(),
                     baseline,
                     candidate,
                     condition,
-                    expect: written.expect,
-                    margin,
+                    question: Question {
+                        metric: metric.clone(),
+                        expect: written.expect,
+                        margin,
+                    },
                 });
             }
         }

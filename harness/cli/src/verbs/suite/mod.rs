@@ -8,13 +8,11 @@ mod design;
 mod engine;
 mod file;
 mod hypothesis;
-mod metric;
 mod resolve;
 mod select;
 
-pub(crate) use file::{Fresh, LEAST_PAIRS, StopRule, SuiteReceipt};
-pub(crate) use hypothesis::{Comparison, Expect};
-pub(crate) use metric::{Metric, Scale};
+pub(crate) use file::{Fresh, SuiteReceipt};
+pub(crate) use hypothesis::Comparison;
 pub(crate) use resolve::{Arm, Resolved, Way};
 pub(crate) use select::Selector;
 

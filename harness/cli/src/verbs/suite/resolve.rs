@@ -233,12 +233,12 @@ impl Resolved {
             .map(|one| {
                 json!({
                     "hypothesis": one.hypothesis,
-                    "metric": one.metric.name,
+                    "metric": one.question.metric.name,
                     "baseline": self.arms[one.baseline].name,
                     "candidate": self.arms[one.candidate].name,
                     "condition": self.conditions[one.condition].name,
-                    "expect": one.expect,
-                    "margin": one.margin,
+                    "expect": one.question.expect,
+                    "margin": one.question.margin,
                 })
             })
             .collect();

@@ -132,7 +132,7 @@ const MISTAKES: &[Mistake] = &[
     (
         "[bench]",
         "[run]\nstop = \"sequential\"\nblocks = 3\n[bench]",
-        &["run.blocks = 3", "fourth"],
+        &["run.blocks = 3", "at least four blocks"],
     ),
     (
         "base_url = \"http://127.0.0.1:1\"\n",
@@ -305,7 +305,10 @@ fn a_hypothesis_is_about_arms_that_are_alike_in_all_else() {
     ];
     assert_eq!(told, expected);
     assert_eq!(
-        (suite.comparisons[0].margin, suite.comparisons[4].margin),
+        (
+            suite.comparisons[0].question.margin,
+            suite.comparisons[4].question.margin
+        ),
         (0.03, 0.1)
     );
     let star = FACTORS.replace("candidate = \"budget=32\"", "candidate = \"*\"");
