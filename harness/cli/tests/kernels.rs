@@ -33,8 +33,11 @@ fn has_driver() -> bool {
 
 #[test]
 fn the_cpus_kernels_are_right() {
-    let output = kernels(&["--skip-timing", "--threads", "2"]);
+    let absent = ["--torch", "/no/such/python"];
+    let output = kernels(&[&["--skip-timing", "--threads", "2"][..], &absent].concat());
     let text = stdout(&output);
+    let line = "not compared with PyTorch: cannot start /no/such/python";
+    assert!(text.contains(line), "{text}");
     assert!(output.status.success(), "{text}{}", stderr(&output));
     for kernel in [
         "gemm exact",
@@ -136,6 +139,11 @@ fn options_that_do_not_go_together_are_refused() {
             "no kernel has this fault",
         ),
         (&["kernels", "--forward"], "prefillbench validate"),
+        (&["kernels", "--every-shape"], "--device emulated"),
+        (
+            &["kernels", "--device", "emulated", "--torch", "python3"],
+            "no time to compare",
+        ),
         (&["kernels", "--device", "tpu"], "tpu"),
     ] {
         let output = run(args);

@@ -23,6 +23,7 @@
 //! ```
 
 mod attention;
+mod bandwidth;
 pub mod bounds;
 mod buffer;
 mod elementwise;
@@ -39,6 +40,7 @@ mod rope;
 mod rows;
 
 pub use attention::{AttnSeq, attention_exact, attention_fast};
+pub use bandwidth::{copy_all, read_all};
 pub use buffer::AlignedBuf;
 pub use elementwise::{add, add_bias, silu_mul, silu_mul_fused};
 pub use gemm::{gemm_exact, gemm_fast};

@@ -156,6 +156,8 @@ pub struct Verdict {
     pub worst_row: f64,
     /// That of the naive evaluation.
     pub worst_naive_row: f64,
+    /// Rows compared.
+    pub rows: usize,
     /// Rows whose two best are clearly apart.
     pub decidable: usize,
     /// Rows of these that choose another first.
@@ -177,13 +179,14 @@ impl std::fmt::Display for Verdict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "error {:.2e} (naive {:.2e}), worst row {:.2e} ({:.2e}), {} of {} decidable rows flip",
+            "error {:.2e} (naive {:.2e}), worst row {:.2e} ({:.2e}), {} of {} rows decidable, {} flip",
             self.error,
             self.naive,
             self.worst_row,
             self.worst_naive_row,
-            self.flips,
-            self.decidable
+            self.decidable,
+            self.rows,
+            self.flips
         )
     }
 }
@@ -236,6 +239,7 @@ pub fn judge(got: &Rows, naive: &Rows, want: &Rows) -> Verdict {
         naive: total(naive),
         worst_row: worst(got),
         worst_naive_row: worst(naive),
+        rows: want.len(),
         decidable,
         flips,
     }
@@ -292,6 +296,8 @@ pub struct ForwardCheck {
     pub name: String,
     /// Whether it is right.
     pub passed: bool,
+    /// Rows whose first choice could have been seen to flip, where choices were compared.
+    pub decidable: Option<usize>,
     /// Figures.
     pub detail: String,
 }
@@ -331,6 +337,7 @@ pub fn chunked_against_whole(
         each(ForwardCheck {
             name: format!("{name}, whole prompts"),
             passed: verdict.passes(),
+            decidable: Some(verdict.decidable),
             detail: verdict.to_string(),
         });
         for cut in cuts {
@@ -339,20 +346,27 @@ pub fn chunked_against_whole(
             let got = logits(executor.as_mut(), &options, prompts, *cut).map_err(failed)?;
             let differing = differing_values(&got, &whole);
             let values: usize = whole.values().map(Vec::len).sum();
-            let (passed, detail) = if numerics == Numerics::Exact {
+            let (passed, decidable, detail) = if numerics == Numerics::Exact {
                 (
                     differing == 0,
+                    None,
                     format!("{differing} of {values} values differ in a bit"),
                 )
             } else {
                 let verdict = judge(&got, &naive, &want);
                 let ratio = worst_log_ratio(&got, &whole, &want);
                 let passed = verdict.passes() && ratio < LOG_RATIO_MAX;
-                (passed, format!("log error ratio {ratio:.3}; {verdict}"))
+                let decidable = Some(verdict.decidable);
+                (
+                    passed,
+                    decidable,
+                    format!("log error ratio {ratio:.3}; {verdict}"),
+                )
             };
             each(ForwardCheck {
                 name: format!("{name}, chunks of {}, {} single", cut.chunk, cut.singles),
                 passed,
+                decidable,
                 detail,
             });
         }

@@ -11,11 +11,14 @@ use super::positive;
 #[command(after_help = "Examples:
   prefillbench kernels                         the CPU's, validated and timed
   prefillbench kernels --device cuda --csv kernels.csv
+  prefillbench kernels --torch python3         and attention in turns with PyTorch's
   prefillbench kernels --device emulated --forward
-  prefillbench kernels --device emulated --forward --forward-only --whole-only --prompts 1 \
-    --model smollm2-135m --prompt-len 32
+  prefillbench kernels --device emulated --every-shape --csv prefill-shapes.csv
+  prefillbench kernels --device emulated --forward --forward-only --whole-only --prompts 1 \\
+    --model smollm2-135m --prompt-len 128
 
-Exit codes: 0 all right, 1 a kernel or a forward pass is wrong, 2 bad usage or no such device.")]
+Exit codes: 0 all right, 1 a kernel or a forward pass is wrong, 2 bad usage or no such device, 3
+PyTorch's attention gave something else, or too few rows of a forward pass could be decided.")]
 pub(crate) struct KernelsArgs {
     /// Where they run.
     #[arg(long, value_enum, default_value_t = KernelDevice::Cpu)]
@@ -26,10 +29,19 @@ pub(crate) struct KernelsArgs {
     /// Long prefixes and large products too: on `cuda` always; on `emulated` it takes minutes.
     #[arg(long)]
     pub(crate) full: bool,
-    /// Validate only.
+    /// Attention at all 1440 shapes of prefill, 288 with split keys and 270 of decode, and nothing
+    /// else: on `cuda`, and on `emulated`, where it takes minutes. Each in three orders of threads,
+    /// whose bits must agree (on `cuda`: three runs).
+    #[arg(long, conflicts_with_all = ["full", "forward", "skip_timing"])]
+    pub(crate) every_shape: bool,
+    /// Leave out the times of the kernels.
     #[arg(long)]
     pub(crate) skip_timing: bool,
-    /// Compute threads of `cpu`; default: all cores.
+    /// Also time attention in turns with PyTorch's, under this Python; without PyTorch in it, a
+    /// line says so. On `cpu` and `cuda`.
+    #[arg(long, value_name = "PYTHON", conflicts_with = "every_shape")]
+    pub(crate) torch: Option<PathBuf>,
+    /// Compute threads of `cpu`, and of `emulated` with --every-shape; default: all cores.
     #[arg(long, value_parser = super::threads)]
     pub(crate) threads: Option<usize>,
     /// Also compare forward passes of a model in chunks with whole ones, and with f64.

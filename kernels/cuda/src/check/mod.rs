@@ -13,5 +13,5 @@ mod values;
 
 pub use judge::{Expected, Verdict, gamma, judge};
 pub use suite::{Judged, validate};
-pub use timing::{Ceilings, Timed, ceilings, time_all};
+pub use timing::{Ceilings, Shares, Timed, ceilings, time_all};
 pub use values::{Rng, Stored, Value, bits, f64s, rounded, typed};

@@ -31,19 +31,66 @@ pub struct Timed {
     pub median_ns: u64,
     /// Shortest and longest time in nanoseconds.
     pub range_ns: [u64; 2],
-    /// Bytes that it must move.
-    pub bytes: u64,
+    /// Bytes that it must read and that it must write.
+    pub traffic: [u64; 2],
     /// Floating-point operations that it must do.
     pub flops: u64,
+}
+
+impl Timed {
+    /// Bytes that it must move.
+    pub fn bytes(&self) -> u64 {
+        self.traffic[0] + self.traffic[1]
+    }
+
+    /// How near it came to what bounds it.
+    pub fn shares(&self, c: &Ceilings) -> Shares {
+        let ns = self.median_ns.max(1) as f64;
+        let gemm = c.gemm_flops_per_s.map(|g| self.flops as f64 / g * 1e9 / ns);
+        Shares {
+            of_read: self.bytes() as f64 / c.read_bytes_per_s * 1e9 / ns,
+            of_copy: self.bytes() as f64 / c.copy_bytes_per_s * 1e9 / ns,
+            of_memory: c.traffic_ns(self.traffic) / ns,
+            of_product: gemm,
+        }
+    }
+}
+
+/// A launch's rates as shares of what the device reaches.
+#[derive(Clone, Copy, Debug)]
+pub struct Shares {
+    /// Of reading, as if it wrote nothing.
+    pub of_read: f64,
+    /// Of a copy, as if half of its bytes were written.
+    pub of_copy: f64,
+    /// Of its own mix of reads and writes: the one that says how good it is.
+    pub of_memory: f64,
+    /// Of the matrix product, if there is one to compare with.
+    pub of_product: Option<f64>,
 }
 
 /// What the device reaches without our kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct Ceilings {
+    /// Bytes a second of reading alone.
+    pub read_bytes_per_s: f64,
     /// Bytes a second of a large copy, reads and writes together.
     pub copy_bytes_per_s: f64,
     /// Operations a second of a large bf16 product by the vendor's library, if there is one.
     pub gemm_flops_per_s: Option<f64>,
+}
+
+impl Ceilings {
+    /// The least time of `[read, written]` bytes in nanoseconds. Every byte written is copied from
+    /// one that is read, at the rate of a copy; what more is read goes at the rate of reading. What
+    /// more is written goes as a copy does: writing alone is not measured.
+    fn traffic_ns(&self, [read, written]: [u64; 2]) -> f64 {
+        let copied = 2 * read.min(written) + written.saturating_sub(read);
+        let only_read = read.saturating_sub(written);
+        let seconds =
+            copied as f64 / self.copy_bytes_per_s + only_read as f64 / self.read_bytes_per_s;
+        seconds * 1e9
+    }
 }
 
 /// Times `work` with cold inputs; it is given the number of the set of inputs to take. `None` from
@@ -82,6 +129,11 @@ pub fn ceilings<D: Device + ?Sized>(device: &D) -> Result<Option<Ceilings>, Kern
     let stores = Stores::new(device, &[store], block)?;
     let list: Vec<[u32; 2]> = (0..pairs).map(|i| [i, pairs + i]).collect();
     let copy = cold(device, scrub, |_| ops::block_copy(device, &stores, &list))?;
+    let all: Vec<u32> = (0..2 * pairs).collect();
+    let sums = device.zeroed::<u64>("sums", all.len())?;
+    let read = cold(device, scrub, |_| {
+        ops::block_checksum(device, &stores, &all, &sums)
+    })?;
     let n = 8192usize;
     let a = device.zeroed::<bf16>("a", n * n)?;
     let w = device.zeroed::<bf16>("w", n * n)?;
@@ -103,9 +155,13 @@ pub fn ceilings<D: Device + ?Sized>(device: &D) -> Result<Option<Ceilings>, Kern
     let per_s = |work: f64, times: Option<Vec<u64>>| {
         times.map(|t| work * 1e9 / t[t.len() / 2].max(1) as f64)
     };
-    let copied = 2.0 * f64::from(pairs) * block as f64;
+    // The copy reads one half and writes the other; the checksum reads both.
+    let moved = 2.0 * f64::from(pairs) * block as f64;
     let flops = 2.0 * (n as f64).powi(3);
-    Ok(per_s(copied, copy).map(|copy_bytes_per_s| Ceilings {
+    let read = per_s(moved, read);
+    Ok(per_s(moved, copy).map(|copy_bytes_per_s| Ceilings {
+        // A checksum that waits for its arithmetic says too little of the memory.
+        read_bytes_per_s: read.map_or(copy_bytes_per_s, |r| r.max(copy_bytes_per_s)),
         copy_bytes_per_s,
         gemm_flops_per_s: per_s(flops, gemm).filter(|_| has),
     }))
@@ -179,7 +235,7 @@ impl<D: Device + ?Sized> Timer<'_, D> {
         &mut self,
         kernel: &'static str,
         shape: String,
-        [bytes, flops]: [usize; 2],
+        [read, written, flops]: [usize; 3],
         work: impl FnMut(usize) -> Result<(), KernelError>,
     ) -> Result<(), KernelError> {
         let times = cold(self.device, self.scrub, work)?.unwrap_or_default();
@@ -189,7 +245,7 @@ impl<D: Device + ?Sized> Timer<'_, D> {
                 shape,
                 median_ns: times[times.len() / 2],
                 range_ns: [first, last],
-                bytes: bytes as u64,
+                traffic: [read as u64, written as u64],
                 flops: flops as u64,
             });
         }
@@ -206,16 +262,22 @@ impl<D: Device + ?Sized> Timer<'_, D> {
             d.zeroed::<bf16>("out", rows * HIDDEN)?,
         );
         let (shape, elems) = (format!("{rows}x{HIDDEN}"), rows * HIDDEN);
-        self.report("rmsnorm", shape.clone(), [6 * elems, 4 * elems], |i| {
-            ops::rmsnorm(d, &part(i), &weight, 1e-5, &out)
-        })?;
-        self.report("add_rmsnorm", shape, [12 * elems, 5 * elems], |i| {
-            ops::add_rmsnorm(d, &part(i), &delta, &weight, 1e-5, &out)
-        })?;
+        self.report(
+            "rmsnorm",
+            shape.clone(),
+            [4 * elems, 2 * elems, 4 * elems],
+            |i| ops::rmsnorm(d, &part(i), &weight, 1e-5, &out),
+        )?;
+        self.report(
+            "add_rmsnorm",
+            shape,
+            [6 * elems, 6 * elems, 5 * elems],
+            |i| ops::add_rmsnorm(d, &part(i), &delta, &weight, 1e-5, &out),
+        )?;
         let gate_up = self.random("gate up", SETS * rows * 2 * FFN)?;
         let act = d.zeroed::<bf16>("act", rows * FFN)?;
         let (shape, elems) = (format!("{rows}x{FFN}"), rows * FFN);
-        self.report("silu_mul", shape, [6 * elems, 5 * elems], |i| {
+        self.report("silu_mul", shape, [4 * elems, 2 * elems, 5 * elems], |i| {
             let from = gate_up.slice(i * 2 * elems, 2 * elems);
             ops::silu_mul(d, &from, FFN, &act)
         })?;
@@ -223,9 +285,12 @@ impl<D: Device + ?Sized> Timer<'_, D> {
         let ids: Vec<u32> = (0..rows as u32).map(|i| i * 97 % 4096).collect();
         let tokens = d.input("tokens", &ids)?;
         let (to, elems) = (part(0), rows * HIDDEN);
-        self.report("embed", format!("{rows}x{HIDDEN}"), [6 * elems, 0], |_| {
-            ops::embed(d, &table, &tokens, &ids, HIDDEN, &to)
-        })?;
+        self.report(
+            "embed",
+            format!("{rows}x{HIDDEN}"),
+            [2 * elems, 4 * elems, 0],
+            |_| ops::embed(d, &table, &tokens, &ids, HIDDEN, &to),
+        )?;
         d.release(mark)
     }
 
@@ -241,7 +306,7 @@ impl<D: Device + ?Sized> Timer<'_, D> {
             let inner = d.mark();
             let (a, w) = (self.random("a", m * k)?, self.random("w", n * k)?);
             let out = d.zeroed::<bf16>("out", m * n)?;
-            let work = [2 * (m * k + n * k + m * n), 2 * m * n * k];
+            let work = [2 * (m * k + n * k), 2 * m * n, 2 * m * n * k];
             for (kernel, by) in [("gemm", GemmBy::Kernel), ("gemm vendor", GemmBy::Vendor)] {
                 if by == GemmBy::Vendor && !has_vendor {
                     continue;
@@ -339,8 +404,8 @@ impl<D: Device + ?Sized> Timer<'_, D> {
         };
         let pairs = batch * (len * prefix + len * (len + 1) / 2);
         let kv_bytes = 4 * batch * (prefix + len) * KV.kv_heads * KV.d_head;
-        let q_bytes = 4 * rows * Q_HEADS * KV.d_head;
-        let work = [kv_bytes + q_bytes, 4 * pairs * Q_HEADS * KV.d_head];
+        let q_bytes = 2 * rows * Q_HEADS * KV.d_head;
+        let work = [kv_bytes + q_bytes, q_bytes, 4 * pairs * Q_HEADS * KV.d_head];
         let shape = format!("{batch}x{len}@{prefix}");
         if len > 1 {
             let plan = PrefillPlan::new(&seqs, Q_HEADS / KV.kv_heads)?;
@@ -392,7 +457,7 @@ impl<D: Device + ?Sized> Timer<'_, D> {
         self.report(
             "rope_kv",
             format!("{len}@{prefix}"),
-            [2 * elems, flops],
+            [elems, elems, flops],
             |_| ops::rope_kv(d, qkv, &args, pool),
         )
     }
@@ -410,16 +475,16 @@ impl<D: Device + ?Sized> Timer<'_, D> {
         let list: Vec<u32> = (0..chosen).map(|i| i * 3).collect();
         let pairs: Vec<[u32; 2]> = (0..chosen).map(|i| [i * 2, i * 2 + 1]).collect();
         let shape = || format!("{chosen} blocks of 32 layers");
-        self.report("block_copy", shape(), [2 * moved, 0], |_| {
+        self.report("block_copy", shape(), [moved, moved, 0], |_| {
             ops::block_copy(d, &stores, &pairs)
         })?;
-        self.report("block_gather", shape(), [2 * moved, 0], |_| {
+        self.report("block_gather", shape(), [moved, moved, 0], |_| {
             ops::block_gather(d, &stores, &list, &staging)
         })?;
-        self.report("block_scatter", shape(), [2 * moved, 0], |_| {
+        self.report("block_scatter", shape(), [moved, moved, 0], |_| {
             ops::block_scatter(d, &stores, &list, &staging)
         })?;
-        self.report("block_checksum", shape(), [moved, 0], |_| {
+        self.report("block_checksum", shape(), [moved, 0, 0], |_| {
             ops::block_checksum(d, &stores, &list, &sums)
         })?;
         d.release(mark)
@@ -440,10 +505,50 @@ impl<D: Device + ?Sized> Timer<'_, D> {
             };
             let all = vec![row; rows];
             let shape = format!("{rows}x{VOCAB} top-k top-p");
-            self.report("sample_rows", shape, [4 * rows * VOCAB, 0], |_| {
+            self.report("sample_rows", shape, [4 * rows * VOCAB, 0, 0], |_| {
                 ops::sample(d, &logits, &all, &out)
             })?;
         }
         d.release(mark)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Ceilings, Timed};
+
+    fn timed(traffic: [u64; 2]) -> Timed {
+        Timed {
+            kernel: "gemm",
+            shape: String::new(),
+            median_ns: 1_000,
+            range_ns: [1_000, 1_000],
+            traffic,
+            flops: 500,
+        }
+    }
+
+    #[test]
+    fn the_ceiling_is_that_of_the_kernels_own_traffic() {
+        // In 1 us reading moves 2000 B and a copy 1000 B.
+        let ceilings = Ceilings {
+            read_bytes_per_s: 2e9,
+            copy_bytes_per_s: 1e9,
+            gemm_flops_per_s: Some(1e9),
+        };
+        let of_memory = |traffic| timed(traffic).shares(&ceilings).of_memory;
+        for (traffic, want) in [
+            ([2_000, 0], 1.0), // read at the rate of reading, which is twice that of a copy
+            ([500, 500], 1.0), // copied at the rate of a copy
+            // 500 B copied (half a microsecond) and 500 B read (a quarter of one).
+            ([750, 250], 0.75),
+            ([0, 1_000], 1.0),
+            ([100, 500], 0.6),
+        ] {
+            assert!((of_memory(traffic) - want).abs() < 1e-12, "{traffic:?}");
+        }
+        let shares = timed([2_000, 0]).shares(&ceilings);
+        assert!((shares.of_copy - 2.0).abs() < 1e-12 && (shares.of_read - 1.0).abs() < 1e-12);
+        assert_eq!(shares.of_product, Some(0.5));
     }
 }

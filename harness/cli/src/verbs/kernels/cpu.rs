@@ -2,6 +2,8 @@
 //!
 //! They compute in f32, so there is no lower precision to be naive in: the rule is the bound.
 
+use std::path::Path;
+
 use anyhow::Result;
 use half::bf16;
 use pb_kernels_cpu::bounds::{
@@ -17,6 +19,7 @@ use pb_kernels_cpu::{
 use pb_kernels_cuda::check::{Expected, Judged, Rng, judge};
 
 use super::Findings;
+use super::torch::Comparison;
 use crate::progress::Progress;
 
 /// Sizes of SmolLM2-135M: hidden, feed-forward, query and key/value heads of 64.
@@ -35,10 +38,12 @@ pub(super) struct Cpu<'a> {
     pub(super) findings: &'a mut Findings,
 }
 
-/// Validates the kernels, and times them if `time`.
+/// Validates the kernels, times them if `time`, and compares attention with PyTorch's under
+/// `python`, if one is named.
 pub(super) fn run(
     threads: usize,
     time: bool,
+    python: Option<&Path>,
     findings: &mut Findings,
     progress: &Progress,
 ) -> Result<()> {
@@ -64,6 +69,12 @@ pub(super) fn run(
         progress.phase("timing");
         cpu.time();
     }
+    let Some(python) = python else { return Ok(()) };
+    progress.phase("attention in turns with PyTorch's");
+    let comparison = Comparison::of(python, "cpu", threads, &mut |torch, to| {
+        cpu.beside_torch(torch, to)
+    })?;
+    cpu.findings.torch = Some(comparison);
     Ok(())
 }
 
@@ -81,7 +92,7 @@ fn wide(x: &[f32]) -> Vec<f64> {
     x.iter().map(|v| f64::from(*v)).collect()
 }
 
-fn low(x: f32) -> f32 {
+pub(super) fn low(x: f32) -> f32 {
     bf16::from_f32(x).to_f32()
 }
 
@@ -90,7 +101,8 @@ pub(super) struct Store<T> {
     k: Vec<T>,
     v: Vec<T>,
     pub(super) table: Vec<u32>,
-    rows: [Vec<f32>; 2],
+    /// Keys and values, token by token.
+    pub(super) rows: [Vec<f32>; 2],
 }
 
 impl<T: KvElem> Store<T> {

@@ -3,8 +3,8 @@
 use half::bf16;
 use pb_contract::{Clock, WallClock};
 use pb_kernels_cpu::{
-    AttnSeq, Dot, PackedBf16, PackedF32, Pool, Rows, attention_exact, attention_fast, gemm_exact,
-    gemm_fast, rmsnorm, silu_mul_fused,
+    AttnSeq, Dot, PackedBf16, PackedF32, Pool, Rows, attention_exact, attention_fast, copy_all,
+    gemm_exact, gemm_fast, read_all, rmsnorm, silu_mul_fused,
 };
 use pb_kernels_cuda::check::{Ceilings, Rng, Timed};
 
@@ -13,8 +13,31 @@ use super::cpu::{Cpu, FFN, HIDDEN, KV, Q_HEADS, Store};
 /// Runs of one measurement; the median counts.
 const REPEATS: usize = 9;
 
-/// Larger than the caches: copied to measure memory, and written between runs.
+/// Larger than the caches: copied to measure memory, and gone through between runs.
 const LARGE_BYTES: usize = 256 << 20;
+
+/// Attention that is timed: tokens of the chunk and before it.
+pub(super) const ATTENTION: [(usize, usize); 3] = [(1, 1023), (128, 512), (512, 0)];
+
+/// Memory that every thread goes through before a run, so that none has its inputs at hand.
+pub(super) struct Scrub {
+    from: Vec<u64>,
+    to: Vec<u64>,
+}
+
+impl Scrub {
+    pub(super) fn new() -> Self {
+        let n = LARGE_BYTES / 2 / size_of::<u64>();
+        Scrub {
+            from: vec![1; n],
+            to: vec![2; n],
+        }
+    }
+
+    pub(super) fn run(&mut self, pool: &Pool) {
+        copy_all(pool, &self.from, std::hint::black_box(&mut self.to));
+    }
+}
 
 impl Cpu<'_> {
     /// Times `work`, cold, and reports it.
@@ -22,15 +45,14 @@ impl Cpu<'_> {
         &mut self,
         kernel: &'static str,
         shape: String,
-        [bytes, flops]: [usize; 2],
+        [read, written, flops]: [usize; 3],
         mut work: impl FnMut(&Pool),
     ) {
-        let clock = WallClock;
-        let mut scrub = vec![0u8; LARGE_BYTES];
+        let (clock, mut scrub) = (WallClock, Scrub::new());
         work(&self.pool);
         let mut times: Vec<u64> = (0..REPEATS)
-            .map(|i| {
-                scrub.fill(std::hint::black_box(i as u8));
+            .map(|_| {
+                scrub.run(&self.pool);
                 let before = clock.now();
                 work(&self.pool);
                 (clock.now() - before).0
@@ -42,18 +64,19 @@ impl Cpu<'_> {
             shape,
             median_ns: times[REPEATS / 2],
             range_ns: [times[0], times[REPEATS - 1]],
-            bytes: bytes as u64,
+            traffic: [read as u64, written as u64],
             flops: flops as u64,
         });
     }
 
     /// Times the kernels at the shapes of SmolLM2-135M.
     pub(super) fn time(&mut self) {
+        let before = memory_rates(&self.pool);
         for m in [1, 128] {
             self.time_products(m);
         }
         self.time_rows(128);
-        for (len, prefix) in [(1, 1023), (128, 512), (512, 0)] {
+        for (len, prefix) in ATTENTION {
             self.time_attention(len, prefix);
         }
         let products = self
@@ -63,8 +86,10 @@ impl Cpu<'_> {
             .filter(|t| t.kernel.starts_with("gemm"));
         let rates = products.map(|t| t.flops as f64 * 1e9 / t.median_ns.max(1) as f64);
         let gemm_flops_per_s = rates.fold(0.0, f64::max);
+        let after = memory_rates(&self.pool);
         self.findings.ceilings = Some(Ceilings {
-            copy_bytes_per_s: copy_bytes_per_s(self.pool.threads()),
+            read_bytes_per_s: before[0].max(after[0]),
+            copy_bytes_per_s: before[1].max(after[1]),
             // There is no other product here: the fastest of ours.
             gemm_flops_per_s: Some(gemm_flops_per_s),
         });
@@ -81,7 +106,7 @@ impl Cpu<'_> {
             let (exact, fast) = (PackedF32::pack(&w, n, k), PackedBf16::pack(&w, n, k));
             let (mut out, flops) = (vec![0.0; m * n], 2 * m * n * k);
             let shape = || format!("{m}x{n}x{k}");
-            let moved = |weights: usize| [4 * (m * k + m * n) + weights, flops];
+            let moved = |weights: usize| [4 * m * k + weights, 4 * m * n, flops];
             self.report("gemm exact", shape(), moved(4 * n * k), |pool| {
                 pool.install(|| gemm_exact(isa, pool, &a, m, &exact, &mut out));
             });
@@ -98,15 +123,25 @@ impl Cpu<'_> {
         let (x, weight) = (rng.values(rows * HIDDEN, 4.0), rng.values(HIDDEN, 1.0));
         let (mut out, elems) = (vec![0.0; rows * HIDDEN], rows * HIDDEN);
         let shape = format!("{rows}x{HIDDEN}");
-        self.report("rmsnorm", shape, [8 * elems, 4 * elems], |pool| {
-            rmsnorm(isa, pool, &x, &weight, 1e-5, &mut out);
-        });
+        self.report(
+            "rmsnorm",
+            shape,
+            [4 * elems, 4 * elems, 4 * elems],
+            |pool| {
+                rmsnorm(isa, pool, &x, &weight, 1e-5, &mut out);
+            },
+        );
         let gate_up = rng.values(rows * 2 * FFN, 9.0);
         let (mut out, elems) = (vec![0.0; rows * FFN], rows * FFN);
         let shape = format!("{rows}x{FFN}");
-        self.report("silu_mul", shape, [12 * elems, 5 * elems], |pool| {
-            silu_mul_fused(isa, pool, &gate_up, FFN, &mut out);
-        });
+        self.report(
+            "silu_mul",
+            shape,
+            [8 * elems, 4 * elems, 5 * elems],
+            |pool| {
+                silu_mul_fused(isa, pool, &gate_up, FFN, &mut out);
+            },
+        );
     }
 
     fn time_attention(&mut self, len: usize, prefix: usize) {
@@ -122,7 +157,8 @@ impl Cpu<'_> {
         }];
         let pairs = len * prefix + len * (len + 1) / 2;
         let kv_bytes = 4 * (prefix + len) * KV.kv_heads * d;
-        let work = [kv_bytes + 8 * len * width, 4 * pairs * width];
+        let rows_bytes = 4 * len * width;
+        let work = [kv_bytes + rows_bytes, rows_bytes, 4 * pairs * width];
         let shape = || format!("bf16 {len}@{prefix}");
         self.report("attention exact", shape(), work, |pool| {
             let (view, out) = (store.view(), &mut out);
@@ -135,22 +171,23 @@ impl Cpu<'_> {
     }
 }
 
-/// Bytes a second of a large copy by `threads` threads, reads and writes together; the best of
-/// several.
-fn copy_bytes_per_s(threads: usize) -> f64 {
-    let (from, mut to) = (vec![1u8; LARGE_BYTES], vec![0u8; LARGE_BYTES]);
-    let part = LARGE_BYTES.div_ceil(threads);
-    let clock = WallClock;
-    let once = |to: &mut [u8]| {
-        let before = clock.now();
-        std::thread::scope(|s| {
-            for (from, to) in from.chunks(part).zip(to.chunks_mut(part)) {
-                s.spawn(move || to.copy_from_slice(from));
-            }
-        });
-        (clock.now() - before).0
+/// Bytes a second that the threads of `pool` read and copy, each the best of several.
+fn memory_rates(pool: &Pool) -> [f64; 2] {
+    let n = LARGE_BYTES / size_of::<u64>();
+    // Not zeros: pages that nothing was written to are all the same one.
+    let (from, mut to) = (vec![1u64; n], vec![2u64; n]);
+    let best = |work: &mut dyn FnMut()| -> f64 {
+        let mut shortest = u64::MAX;
+        for _ in 0..REPEATS {
+            let before = WallClock.now();
+            work();
+            shortest = shortest.min((WallClock.now() - before).0);
+        }
+        LARGE_BYTES as f64 * 1e9 / shortest.max(1) as f64
     };
-    let shortest = (0..5).map(|_| once(&mut to)).min().unwrap_or(1);
-    std::hint::black_box(&to);
-    2.0 * LARGE_BYTES as f64 * 1e9 / shortest.max(1) as f64
+    let read = best(&mut || {
+        std::hint::black_box(read_all(pool, std::hint::black_box(&from)));
+    });
+    let copied = best(&mut || copy_all(pool, &from, std::hint::black_box(&mut to)));
+    [read, 2.0 * copied]
 }

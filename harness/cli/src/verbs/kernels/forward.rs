@@ -12,6 +12,8 @@ use pb_model::Weights;
 use pb_model::config::LlamaConfig;
 use pb_model::lora::{self, AdapterSet};
 use pb_model::synth::{self, Kind, Size};
+use pb_model::tokenizer::Tokenizer;
+use pb_workloads::PROSE;
 
 use crate::args::KernelsArgs;
 use crate::model_source;
@@ -50,15 +52,35 @@ fn synthetic() -> Weights {
     synth::weights(Kind::Sharp, &config, 1)
 }
 
-/// Prompts of random tokens: the longest, one of half its length, one of a few tokens.
-fn prompts(vocab: usize, longest: usize, count: usize) -> Vec<Prompt> {
-    let one = |(seed, len): (u64, usize)| {
-        let mut stream = Stream::new(seed, "kernels.prompt");
-        let token = |_| stream.below(vocab as u64) as TokenId;
-        Prompt::from((0..len).map(token).collect::<Vec<_>>())
-    };
+/// Lengths of the prompts: the longest, half of it, a few tokens.
+fn lens(longest: usize, count: usize) -> Vec<usize> {
     let lens = [longest, longest.div_ceil(2), longest.min(5)];
-    (1..).zip(lens).take(count).map(one).collect()
+    lens.into_iter().take(count).collect()
+}
+
+/// Prompts of random tokens, for a model that was never taught a text.
+fn random_prompts(vocab: usize, lens: &[usize]) -> Vec<Vec<TokenId>> {
+    let one = |(seed, len): (u64, &usize)| {
+        let mut stream = Stream::new(seed, "kernels.prompt");
+        (0..*len)
+            .map(|_| stream.below(vocab as u64) as TokenId)
+            .collect()
+    };
+    (1..).zip(lens).map(one).collect()
+}
+
+/// Prompts cut from English prose, at even distances. A model that can guess how a text goes on
+/// puts its first choice clearly before the second; after random tokens it hardly ever does.
+fn text_prompts(tokenizer: &Tokenizer, lens: &[usize]) -> Result<Vec<Vec<TokenId>>> {
+    let tokens = tokenizer.encode(PROSE, false)?;
+    let distance = tokens.len() / lens.len();
+    let longest = lens.iter().copied().max().unwrap_or_default();
+    ensure!(
+        longest <= distance,
+        "--prompt-len {longest}: the text has {distance} tokens for each prompt"
+    );
+    let one = |(i, len): (usize, &usize)| tokens[i * distance..][..*len].to_vec();
+    Ok(lens.iter().enumerate().map(one).collect())
 }
 
 /// Generated adapters for a model, as a device has them.
@@ -84,9 +106,12 @@ pub(super) fn run<D: Device + Send + 'static>(
     each: &mut dyn FnMut(ForwardCheck),
 ) -> Result<()> {
     let (name, longest) = (args.model.as_str(), args.prompt_len);
-    let weights = match name {
-        "synthetic" => synthetic(),
-        _ => model_source::obtain(name, progress)?.model.weights,
+    let (tokenizer, weights) = match name {
+        "synthetic" => (None, synthetic()),
+        _ => {
+            let model = model_source::obtain(name, progress)?.model;
+            (Some(model.tokenizer), model.weights)
+        }
     };
     let context = weights.config.max_position;
     ensure!(
@@ -94,7 +119,12 @@ pub(super) fn run<D: Device + Send + 'static>(
         "--prompt-len {longest}: the model's context is {context}"
     );
     let weights = rounded::<bf16>(&weights);
-    let mut prompts = prompts(weights.config.vocab, longest, args.prompts);
+    let lens = lens(longest, args.prompts);
+    let token_rows = match &tokenizer {
+        None => random_prompts(weights.config.vocab, &lens),
+        Some(tokenizer) => text_prompts(tokenizer, &lens)?,
+    };
+    let mut prompts: Vec<Prompt> = token_rows.into_iter().map(Prompt::from).collect();
     let options = GpuOptions {
         numerics: Numerics::Exact,
         kv_dtype: KvDtype::Bf16,

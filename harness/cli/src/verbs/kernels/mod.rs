@@ -2,8 +2,13 @@
 
 mod cpu;
 mod cpu_time;
+mod cpu_torch;
+mod cuda_torch;
 mod forward;
+mod rows;
+mod shapes;
 mod table;
+mod torch;
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -17,6 +22,13 @@ use crate::args::{KernelDevice, KernelsArgs};
 use crate::progress::Progress;
 use crate::{machine, output, paths};
 
+/// Runs of a shape whose bits must agree.
+const RUNS_OF_SHAPE: u64 = 3;
+
+/// Rows whose first choice is clear, below which "none flips" says little: with 50, a fault that
+/// flips one in twenty goes unseen in one run of thirteen.
+const MIN_DECIDABLE: usize = 50;
+
 /// Everything that was found.
 #[derive(Default)]
 struct Findings {
@@ -27,11 +39,36 @@ struct Findings {
     /// Why nothing was timed, if so.
     untimed: Option<&'static str>,
     forward: Vec<pb_gpu::check::ForwardCheck>,
+    /// Runs of each shape whose bits were compared, if they were.
+    runs_of_shape: Option<usize>,
+    torch: Option<torch::Comparison>,
 }
 
 impl Findings {
     fn passed(&self) -> bool {
         self.judged.iter().all(Judged::passes) && self.forward.iter().all(|f| f.passed)
+    }
+
+    /// Why something that is not wrong proves nothing.
+    fn undecided(&self) -> Vec<String> {
+        let void = self.torch.iter().flat_map(|c| c.void.iter().cloned());
+        let few = self.forward.iter().filter_map(|check| {
+            let rows = check.decidable.filter(|n| *n < MIN_DECIDABLE)?;
+            Some(format!(
+                "{}: only {rows} decidable rows, {MIN_DECIDABLE} are needed to trust that none \
+                 flips; raise --prompt-len or --prompts",
+                check.name
+            ))
+        });
+        void.chain(few).collect()
+    }
+
+    fn exit_code(&self) -> u8 {
+        match self.passed() {
+            false => 1,
+            true if !self.undecided().is_empty() => 3,
+            true => 0,
+        }
     }
 }
 
@@ -51,13 +88,22 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<ExitCode> {
         !args.forward || args.device != KernelDevice::Cpu,
         "--forward: forward passes of the CPU are checked by `prefillbench validate`"
     );
+    ensure!(
+        !args.every_shape || args.device != KernelDevice::Cpu,
+        "--every-shape: the shapes are those of the CUDA kernels; add --device emulated"
+    );
+    ensure!(
+        args.torch.is_none() || args.device != KernelDevice::Emulated,
+        "--torch: an emulated device has no time to compare"
+    );
     let progress = Progress::new();
     let cache = paths::home()?.join("kernels");
     let mut findings = Findings::default();
     let done = match args.device {
         KernelDevice::Cpu => {
             let threads = args.threads.unwrap_or_else(machine::cores);
-            cpu::run(threads, !args.skip_timing, &mut findings, &progress)
+            let (time, python) = (!args.skip_timing, args.torch.as_deref());
+            cpu::run(threads, time, python, &mut findings, &progress)
         }
         KernelDevice::Cuda => cuda(args, &cache, &mut findings, &progress),
         KernelDevice::Emulated => emulated(args, &cache, &mut findings, &progress),
@@ -65,10 +111,10 @@ pub(crate) fn run(args: &KernelsArgs) -> Result<ExitCode> {
     progress.clear();
     done?;
     if let Some(path) = &args.csv {
-        table::write_csv(path, &findings).with_context(|| format!("--csv {}", path.display()))?;
+        rows::write(path, &findings).with_context(|| format!("--csv {}", path.display()))?;
     }
     output::table(&table::text(&findings))?;
-    Ok(ExitCode::from(u8::from(!findings.passed())))
+    Ok(ExitCode::from(findings.exit_code()))
 }
 
 fn cuda(
@@ -78,7 +124,7 @@ fn cuda(
     progress: &Progress,
 ) -> Result<()> {
     progress.phase("opening the GPU and building its kernels");
-    let mut open = || -> Result<CudaDevice, KernelError> {
+    let open = || -> Result<CudaDevice, KernelError> {
         CudaDevice::open(&CudaOptions {
             ordinal: 0,
             cache: cache.to_owned(),
@@ -88,11 +134,25 @@ fn cuda(
     {
         let device = open()?;
         findings.device = device.name();
+        if args.every_shape {
+            // The same device three times: what depends on the order of threads shows by chance.
+            drop(device);
+            let runs =
+                || -> Result<Vec<_>, KernelError> { (0..RUNS_OF_SHAPE).map(|_| open()).collect() };
+            return shapes::run(1, &runs, findings, progress);
+        }
         if !args.forward_only {
             alone(&device, true, !args.skip_timing, findings, progress)?;
         }
+        if let Some(python) = &args.torch {
+            progress.phase("attention in turns with PyTorch's");
+            let mut each = |torch: &mut torch::Torch, to: &mut torch::Comparison| {
+                cuda_torch::beside_torch(&device, torch, to)
+            };
+            findings.torch = Some(torch::Comparison::of(python, "cuda", 1, &mut each)?);
+        }
     }
-    forward(args, findings, progress, &mut open)
+    forward(args, findings, progress, &mut || open())
 }
 
 fn emulated(
@@ -110,6 +170,17 @@ fn emulated(
     let device = Emulator::new(library);
     findings.device = device.name();
     findings.untimed = Some("not timed: an emulated device has no time of its own");
+    if args.every_shape {
+        let orders = || {
+            (0..RUNS_OF_SHAPE).map(|seed| {
+                let device = Emulator::new(library);
+                device.permute(seed); // 0: threads in their plain order.
+                Ok::<_, KernelError>(device)
+            })
+        };
+        let threads = args.threads.unwrap_or_else(machine::cores);
+        return shapes::run(threads, &|| orders().collect(), findings, progress);
+    }
     if !args.forward_only {
         alone(&device, args.full, false, findings, progress)?;
     }

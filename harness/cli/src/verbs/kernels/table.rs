@@ -1,12 +1,11 @@
-//! What people and programs read of it.
+//! What people read of it.
 
 use std::fmt::Write;
-use std::path::Path;
 
-use anyhow::Result;
-use pb_kernels_cuda::check::{Judged, Timed};
+use pb_kernels_cuda::check::{Ceilings, Judged, Shares, Timed};
 
 use super::Findings;
+use super::torch::Comparison;
 
 /// One table, at most 100 columns wide.
 pub(super) fn text(f: &Findings) -> String {
@@ -20,9 +19,12 @@ pub(super) fn text(f: &Findings) -> String {
             .gemm_flops_per_s
             .map_or("none".to_owned(), |g| format!("{:.2} TFLOP/s", g / 1e12));
         line(format!(
-            "ceilings measured here: copy {:.1} GB/s, matrix product {gemm}",
+            "ceilings measured here: read {:.1} GB/s, copy {:.1} GB/s, matrix product {gemm}",
+            c.read_bytes_per_s / 1e9,
             c.copy_bytes_per_s / 1e9
         ));
+        line("`mem`: of memory's rate for the kernel's own mix of reads and writes".to_owned());
+        line("`mul`: of the matrix product's rate".to_owned());
     }
     let mut kernels: Vec<&str> = Vec::new();
     let names = f.judged.iter().map(|j| j.kernel.as_str());
@@ -33,7 +35,7 @@ pub(super) fn text(f: &Findings) -> String {
     }
     if !kernels.is_empty() {
         line(format!(
-            "{:<30} {:>9} {:>8} {:>9} {:>10} {:>8} {:>8} {:>9}",
+            "{:<28} {:>9} {:>8} {:>9} {:>10} {:>8} {:>8} {:>10}",
             "kernel", "right", "of rule", "of bound", "median us", "GB/s", "TFLOP/s", "ceiling"
         ));
     }
@@ -47,6 +49,14 @@ pub(super) fn text(f: &Findings) -> String {
             line(timing(t, f));
         }
     }
+    if let Some(over) = f.ceilings.and_then(|c| above(&f.timed, &c)) {
+        line(over);
+    }
+    if let Some(runs) = f.runs_of_shape {
+        line(format!(
+            "every shape in {runs} orders of threads and blocks, bits compared"
+        ));
+    }
     if let Some(why) = f.untimed {
         line(why.to_owned());
     }
@@ -54,10 +64,18 @@ pub(super) fn text(f: &Findings) -> String {
         let word = if check.passed { "pass" } else { "FAIL" };
         line(format!("forward  {word}  {}: {}", check.name, check.detail));
     }
+    if let Some(comparison) = &f.torch {
+        beside(comparison).into_iter().for_each(&mut line);
+    }
+    let undecided = f.undecided();
+    undecided
+        .iter()
+        .for_each(|why| line(format!("UNDECIDED  {why}")));
     let wrong = f.judged.iter().filter(|j| !j.passes()).count();
     let failed = f.forward.iter().filter(|c| !c.passed).count();
     line(match wrong + failed {
-        0 => "pass".to_owned(),
+        0 if undecided.is_empty() => "pass".to_owned(),
+        0 => "inconclusive".to_owned(),
         _ => format!(
             "FAIL: {wrong} of {} shapes, {failed} of {} forward passes",
             f.judged.len(),
@@ -66,6 +84,51 @@ pub(super) fn text(f: &Findings) -> String {
     });
     out.truncate(out.trim_end().len());
     out
+}
+
+/// Above this share of memory's rate the ceiling is wrong, not the kernel fast.
+const MOST_OF_MEMORY: f64 = 1.05;
+
+/// What to think of a run in which kernels exceed the rate of memory.
+fn above(timed: &[Timed], c: &Ceilings) -> Option<String> {
+    let over = timed
+        .iter()
+        .filter(|t| t.shares(c).of_memory > MOST_OF_MEMORY);
+    let count = over.count();
+    (count > 0).then(|| {
+        format!(
+            "{count} of {} above what memory gives: the machine was busy when that was measured, \
+             so the shares of this run mean nothing",
+            timed.len()
+        )
+    })
+}
+
+/// Attention beside PyTorch's.
+fn beside(c: &Comparison) -> Vec<String> {
+    let mut lines = vec![c.torch.clone()];
+    if let Some(first) = c.rows.first() {
+        lines[0] = format!(
+            "{}: scaled_dot_product_attention in turns with ours, {} pairs, inputs cold",
+            c.torch, first.pairs
+        );
+        lines.push(format!(
+            "{:<32} {:>10} {:>11}   {:<24} {}",
+            "", "ours us", "PyTorch us", "its time / ours [95 %]", "heads"
+        ));
+    }
+    for row in &c.rows {
+        let [point, low, high] = row.ratio;
+        lines.push(format!(
+            "{:<32} {:>10.1} {:>11.1}   {:<24} {}",
+            format!("{} {}", row.kernel, row.shape),
+            row.median_ns[0] as f64 / 1e3,
+            row.median_ns[1] as f64 / 1e3,
+            format!("{point:.2} [{low:.2}, {high:.2}]"),
+            row.way
+        ));
+    }
+    lines
 }
 
 /// What is wrong with a kernel at a shape, in words.
@@ -99,7 +162,7 @@ fn validity(kernel: &str, judged: &[&Judged]) -> String {
         (rule.max(v.of_rule), bound.max(v.of_bound))
     });
     format!(
-        "{kernel:<30} {:>9} {:>8} {:>9}",
+        "{kernel:<28} {:>9} {:>8} {:>9}",
         format!("{right} of {}", judged.len()),
         share(rule),
         share(bound)
@@ -109,21 +172,26 @@ fn validity(kernel: &str, judged: &[&Judged]) -> String {
 /// Rates of a launch: bytes and operations a second.
 fn rates(t: &Timed) -> (f64, f64) {
     let seconds = t.median_ns.max(1) as f64 / 1e9;
-    (t.bytes as f64 / seconds, t.flops as f64 / seconds)
+    (t.bytes() as f64 / seconds, t.flops as f64 / seconds)
 }
 
-/// The larger of the two shares of a ceiling: what bounds the kernel.
-fn ceiling_share(t: &Timed, f: &Findings) -> Option<f64> {
-    let (bytes, flops) = rates(t);
-    let ceilings = f.ceilings?;
-    let of_gemm = ceilings.gemm_flops_per_s.map_or(0.0, |g| flops / g);
-    Some((bytes / ceilings.copy_bytes_per_s).max(of_gemm))
+/// The larger of the two shares of a ceiling, and the ceiling's word: what bounds the kernel.
+fn bound(shares: &Shares) -> (f64, &'static str) {
+    match shares.of_product {
+        Some(product) if product > shares.of_memory => (product, "mul"),
+        _ => (shares.of_memory, "mem"),
+    }
 }
 
 fn timing(t: &Timed, f: &Findings) -> String {
     let (bytes, flops) = rates(t);
+    let shares = f.ceilings.map(|c| t.shares(&c));
+    let ceiling = shares.map_or(String::new(), |s| {
+        let (of, word) = bound(&s);
+        format!("{} {word}", share(of))
+    });
     format!(
-        "  {:<28} {:>9} {:>8} {:>9} {:>10.1} {:>8.1} {:>8.2} {:>9}",
+        "  {:<26} {:>9} {:>8} {:>9} {:>10.1} {:>8.1} {:>8.2} {:>10}",
         t.shape,
         "",
         "",
@@ -131,83 +199,13 @@ fn timing(t: &Timed, f: &Findings) -> String {
         t.median_ns as f64 / 1e3,
         bytes / 1e9,
         flops / 1e12,
-        ceiling_share(t, f).map_or(String::new(), share)
+        ceiling
     )
-}
-
-/// Every result as a row.
-pub(super) fn write_csv(path: &Path, f: &Findings) -> Result<()> {
-    let mut out = csv::Writer::from_path(path)?;
-    out.write_record([
-        "kind",
-        "kernel",
-        "shape",
-        "outputs",
-        "passed",
-        "of_rule",
-        "of_bound",
-        "median_ns",
-        "min_ns",
-        "max_ns",
-        "bytes",
-        "flops",
-        "of_ceiling",
-        "detail",
-    ])?;
-    let none = String::new;
-    for j in &f.judged {
-        let share = |x: Option<f64>| x.map_or(String::new(), |x| x.to_string());
-        let verdict = j.outcome.as_ref().ok();
-        out.write_record([
-            "validation".to_owned(),
-            j.kernel.clone(),
-            j.shape.clone(),
-            j.outputs.to_string(),
-            j.passes().to_string(),
-            share(verdict.map(|v| v.of_rule)),
-            share(verdict.map(|v| v.of_bound)),
-            none(),
-            none(),
-            none(),
-            none(),
-            none(),
-            none(),
-            j.outcome.as_ref().err().cloned().unwrap_or_default(),
-        ])?;
-    }
-    for t in &f.timed {
-        out.write_record([
-            "timing".to_owned(),
-            t.kernel.to_owned(),
-            t.shape.clone(),
-            none(),
-            none(),
-            none(),
-            none(),
-            t.median_ns.to_string(),
-            t.range_ns[0].to_string(),
-            t.range_ns[1].to_string(),
-            t.bytes.to_string(),
-            t.flops.to_string(),
-            ceiling_share(t, f).map_or_else(none, |x| x.to_string()),
-            none(),
-        ])?;
-    }
-    for c in &f.forward {
-        let mut row = vec![String::new(); 14];
-        row[0] = "forward".to_owned();
-        row[2] = c.name.clone();
-        row[4] = c.passed.to_string();
-        row[13] = c.detail.clone();
-        out.write_record(row)?;
-    }
-    out.flush()?;
-    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use pb_kernels_cuda::check::{Ceilings, Verdict};
+    use pb_kernels_cuda::check::Verdict;
 
     use super::*;
 
@@ -229,15 +227,15 @@ mod tests {
                 shape: "512x4096".to_owned(),
                 median_ns: 2_000,
                 range_ns: [1_900, 2_100],
-                bytes: 1_000_000,
+                traffic: [1_000_000, 0],
                 flops: 10,
             }],
             ceilings: Some(Ceilings {
+                read_bytes_per_s: 2e12,
                 copy_bytes_per_s: 1e12,
                 gemm_flops_per_s: None,
             }),
-            untimed: None,
-            forward: Vec::new(),
+            ..Findings::default()
         }
     }
 
@@ -245,10 +243,50 @@ mod tests {
     fn the_table_says_how_right_and_how_fast() {
         let text = text(&findings(0.46));
         assert!(text.contains("1 of 1     46 %      50 %"), "{text}");
-        // 1 MB in 2 us is 500 GB/s, half of the copy's.
-        assert!(text.contains("2.0    500.0     0.00      50 %"), "{text}");
+        // 1 MB in 2 us is 500 GB/s: half of a copy's rate, but it only reads.
+        assert!(text.contains("2.0    500.0     0.00   25 % mem"), "{text}");
+        assert!(
+            text.contains("read 2000.0 GB/s, copy 1000.0 GB/s"),
+            "{text}"
+        );
         assert!(text.ends_with("\npass"), "{text}");
         assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+    }
+
+    #[test]
+    fn a_kernel_faster_than_memory_is_doubted() {
+        let mut fast = findings(0.46);
+        assert!(!text(&fast).contains("mean nothing"));
+        fast.timed[0].median_ns = 400; // 1 MB in 0.4 us, read at 2 MB/us: 125 %.
+        assert!(text(&fast).contains("1 of 1 above what memory gives"));
+    }
+
+    #[test]
+    fn too_few_decidable_rows_prove_nothing_and_a_wrong_pass_is_wrong() {
+        let mut f = findings(0.46);
+        for (decidable, passed, code, last) in [
+            (Some(50), true, 0, "pass"),
+            (Some(49), true, 3, "inconclusive"),
+            (None, true, 0, "pass"), // bits were compared: nothing to decide
+            (
+                Some(49),
+                false,
+                1,
+                "FAIL: 0 of 1 shapes, 1 of 1 forward passes",
+            ),
+        ] {
+            f.forward = vec![pb_gpu::check::ForwardCheck {
+                name: "exact, whole prompts".to_owned(),
+                passed,
+                decidable,
+                detail: String::new(),
+            }];
+            let text = text(&f);
+            assert_eq!(f.exit_code(), code, "{text}");
+            assert!(text.ends_with(last), "{text}");
+            let told = text.contains("only 49 decidable rows");
+            assert_eq!(told, decidable == Some(49), "{text}");
+        }
     }
 
     #[test]
