@@ -156,7 +156,7 @@ pub fn judge(evidence: &Evidence<'_>) -> (Outcome, String) {
         return (Outcome::Equivalent, why);
     }
     if changed && beyond {
-        inconclusive("the change does not survive the adjustment for the number of metrics")
+        inconclusive("the change does not survive the adjustment for the number of comparisons")
     } else if changed {
         inconclusive("there is a change, but whether it exceeds the margin is open")
     } else {
