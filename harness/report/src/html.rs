@@ -27,6 +27,8 @@ pub(crate) struct Page {
     pub(crate) title: String,
     pub(crate) receipt: String,
     pub(crate) tone: &'static str,
+    /// What was found, before the headline says how far it holds.
+    pub(crate) answer: Vec<String>,
     pub(crate) headline: String,
     pub(crate) sentence: String,
     pub(crate) reasons: Vec<String>,
@@ -39,10 +41,16 @@ pub(crate) struct Page {
 /// A section with its drawn tables and pictures.
 #[derive(Serialize)]
 pub(crate) struct HtmlSection {
+    key: &'static str,
     title: String,
-    text: Vec<String>,
+    /// A list, as HTML.
+    pub(crate) points: Vec<String>,
+    /// Sentences, as HTML.
+    pub(crate) text: Vec<String>,
+    /// Words behind which the blocks are folded.
+    folded: Option<String>,
     /// Tables and pictures in their order, as HTML.
-    blocks: Vec<String>,
+    pub(crate) blocks: Vec<String>,
 }
 
 /// Renders the page.
@@ -53,6 +61,7 @@ pub(crate) fn render(data: &RunData, verdict: &RunVerdict) -> Result<String, Rep
         title: visible(&crate::sections::title(verdict)),
         receipt: visible(&crate::sections::receipt(verdict)),
         tone: Tone::of(verdict).class(),
+        answer: Vec::new(),
         headline: verdict.headline(),
         sentence: visible(&verdict.sentence),
         reasons: verdict
@@ -91,29 +100,48 @@ pub(crate) fn html_section(
     headed(section, tables.chain(figures).collect())
 }
 
-/// A section of which each table has its picture below it, when there is one.
-pub(crate) fn interleaved(section: &Section, figures: &[Option<Figure>]) -> HtmlSection {
+/// A section of which each table has its pictures below it.
+pub(crate) fn interleaved(section: &Section, figures: &[Vec<Figure>]) -> HtmlSection {
     let mut blocks = Vec::new();
     for (number, table) in section.tables.iter().enumerate() {
         blocks.push(table.html());
-        let figure = figures.get(number).and_then(Option::as_ref);
-        blocks.extend(figure.map(figure_html));
+        let own = figures.get(number).into_iter().flatten();
+        blocks.extend(own.map(figure_html));
     }
     headed(section, blocks)
 }
 
 fn headed(section: &Section, blocks: Vec<String>) -> HtmlSection {
     HtmlSection {
+        key: section.key,
         title: visible(&section.title),
-        text: section.text.iter().map(|line| visible(line)).collect(),
+        points: section.points.iter().map(|line| prose(line)).collect(),
+        text: section.text.iter().map(|line| prose(line)).collect(),
+        folded: section.folded.as_deref().map(visible),
         blocks,
     }
 }
 
-/// A figure; its picture was made safe to show already.
+/// A sentence as HTML: what stands between backticks is code.
+fn prose(text: &str) -> String {
+    let parts: Vec<&str> = text.split('`').collect();
+    if parts.len() % 2 == 0 {
+        return escape(text);
+    }
+    let each = parts.iter().enumerate();
+    each.map(|(i, part)| match i % 2 {
+        0 => escape(part),
+        _ => format!("<code>{}</code>", escape(part)),
+    })
+    .collect()
+}
+
+/// A figure; its picture was made safe to show already. On a narrow screen the picture scrolls in
+/// its box rather than becoming too small to read.
 fn figure_html(figure: &Figure) -> String {
     format!(
-        "<figure>\n<h3>{}</h3>\n{}<figcaption>{}</figcaption>\n</figure>\n",
+        "<figure>\n<h3>{0}</h3>\n<div class=\"scroll\" role=\"region\" tabindex=\"0\" \
+         aria-label=\"{0}\">\n{1}</div>\n<figcaption>{2}</figcaption>\n</figure>\n",
         escape(&figure.title),
         figure.svg,
         escape(&figure.caption)
@@ -208,5 +236,17 @@ fn distribution(data: &RunData, arms: &[String], class: Option<&str>, which: Whi
             let title = format!("Time between tokens{of_class}");
             plots::ecdf::ecdf("itl", &title, "inter-token latency", Share::Above, &series)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn backticks_make_code_and_markup_stays_text() {
+        assert_eq!(prose("`a.b` of <b>"), "<code>a.b</code> of &lt;b&gt;");
+        assert_eq!(prose("one ` alone <b>"), "one ` alone &lt;b&gt;");
+        assert_eq!(prose("`<script>`"), "<code>&lt;script&gt;</code>");
     }
 }

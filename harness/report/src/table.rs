@@ -35,6 +35,10 @@ pub(crate) struct Table {
     pub kind: &'static str,
     /// The last column holds sentences.
     pub wraps_last: bool,
+    /// Sentences below the table.
+    pub notes: Vec<String>,
+    /// Names of rows that the page can lead to.
+    pub anchors: BTreeMap<usize, String>,
 }
 
 impl Table {
@@ -68,12 +72,18 @@ impl Table {
             .push(row.iter().map(|cell| visible(cell)).collect());
     }
 
+    /// Adds a sentence below the table.
+    pub(crate) fn note(&mut self, text: &str) {
+        self.notes.push(visible(text));
+    }
+
     /// Drawn with lines for a terminal of `width` columns; long cells wrap between words. When
     /// not even single words fit side by side, each row becomes a list of its cells.
     pub(crate) fn terminal(&self, width: u16) -> String {
         let widths = self.widths(width);
         let body = widths.map_or_else(|| self.listed(), |widths| self.drawn(width, &widths));
-        format!("{}\n{body}\n", self.caption)
+        let notes = self.notes.iter().map(|note| format!("{note}\n"));
+        format!("{}\n{body}\n{}", self.caption, notes.collect::<String>())
     }
 
     /// Widths with padding. Each column first gets room for its longest word. What is left makes
@@ -177,6 +187,9 @@ impl Table {
             }
             text.push_str(&line(cells));
         }
+        for note in &self.notes {
+            text.push_str(&format!("\n{}\n", markdown_safe(note)));
+        }
         text
     }
 
@@ -203,12 +216,14 @@ impl Table {
     }
 
     /// As an HTML table in a box that scrolls by itself, so that a narrow window never scrolls
-    /// the page sideways. The box can be reached by keyboard.
+    /// the page sideways. The box can be reached by keyboard. Caption and notes stand outside of
+    /// it and wrap with the page.
     pub(crate) fn html(&self) -> String {
         let caption = escape(&self.caption);
         let mut text = format!(
-            "<div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{caption}\">\n\
-             <table{}>\n<caption>{caption}</caption>\n<thead><tr>",
+            "<figure class=\"tabled\">\n<figcaption class=\"caption\">{caption}</figcaption>\n\
+             <div class=\"scroll\" role=\"region\" tabindex=\"0\" aria-label=\"{caption}\">\n\
+             <table{}>\n<thead><tr>",
             match self.kind {
                 "" => String::new(),
                 kind => format!(" class=\"{kind}\""),
@@ -224,13 +239,20 @@ impl Table {
         }
         text.push_str("</tr></thead>\n<tbody>\n");
         for (number, row) in self.rows.iter().enumerate() {
-            text.push_str("<tr>");
+            text.push_str(&match self.anchors.get(&number) {
+                Some(name) => format!("<tr id=\"{}\">", escape(name)),
+                None => "<tr>".to_owned(),
+            });
             for (i, cell) in row.iter().enumerate() {
                 text.push_str(&self.html_cell(number, i, cell));
             }
             text.push_str("</tr>\n");
         }
         text.push_str("</tbody>\n</table>\n</div>\n");
+        for note in &self.notes {
+            text.push_str(&format!("<p class=\"note\">{}</p>\n", escape(note)));
+        }
+        text.push_str("</figure>\n");
         text
     }
 }
@@ -238,7 +260,7 @@ impl Table {
 /// The class of a cell whose whole text is a conclusion.
 fn state_class(cell: &str) -> &'static str {
     match cell {
-        "held" | "passed" | "pass" | "better" | "rejected" | "proven" | "valid" => "good",
+        "held" | "ok" | "passed" | "pass" | "better" | "rejected" | "proven" | "valid" => "good",
         "BROKEN"
         | "FAILED"
         | "fail"
@@ -247,7 +269,8 @@ fn state_class(cell: &str) -> &'static str {
         | "NOT NOTICED"
         | "NOT PROVEN"
         | "void" => "bad",
-        "inconclusive" | "not checked" | "not held" | "missing" | "unfinished" => "open",
+        "not checked" | "missing" | "unfinished" => "open",
+        "inconclusive" => "unsettled",
         _ => "",
     }
 }
@@ -285,6 +308,23 @@ pub(crate) fn markdown_safe(text: &str) -> String {
     safe
 }
 
+/// As [`markdown_safe`], with what stands between backticks as code, when nothing in it can end the
+/// code or act.
+pub(crate) fn markdown_prose(text: &str) -> String {
+    let parts: Vec<&str> = text.split('`').collect();
+    let harmless = |c: char| c.is_ascii_alphanumeric() || " ._-=,/:{}~".contains(c);
+    let code = |part: &str| !part.trim().is_empty() && part.chars().all(harmless);
+    if parts.len() % 2 == 0 || !parts.iter().skip(1).step_by(2).all(|part| code(part)) {
+        return markdown_safe(text);
+    }
+    let each = parts.iter().enumerate();
+    each.map(|(i, part)| match i % 2 {
+        0 => markdown_safe(part),
+        _ => format!("`{part}`"),
+    })
+    .collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -320,14 +360,39 @@ mod tests {
     }
 
     #[test]
+    fn code_stays_code_and_nothing_else_does() {
+        assert_eq!(
+            markdown_prose("see `a_b.p99`, not a_b"),
+            "see `a_b.p99`, not a\\_b"
+        );
+        for text in ["a `b", "`<script>`", "``"] {
+            assert_eq!(markdown_prose(text), markdown_safe(text));
+        }
+    }
+
+    #[test]
     fn html_escapes_and_captions() {
         let text = sample().html();
-        assert!(text.contains("<caption>Latency in ms</caption>"), "{text}");
+        let caption = "<figcaption class=\"caption\">Latency in ms</figcaption>";
+        assert!(text.contains(caption), "{text}");
         assert!(
             text.contains("<th scope=\"row\">&lt;script&gt;|</th>"),
             "{text}"
         );
         assert!(text.contains("<td class=\"number\">12.3</td>"), "{text}");
+    }
+
+    #[test]
+    fn notes_stand_below_everywhere() {
+        let mut table = sample();
+        table.note("1 <b>: why");
+        assert!(
+            table
+                .html()
+                .contains("</div>\n<p class=\"note\">1 &lt;b&gt;: why</p>\n</figure>")
+        );
+        assert!(table.markdown().ends_with("|\n\n1 &lt;b&gt;: why\n"));
+        assert!(table.terminal(80).ends_with("12.3\n1 <b>: why\n"));
     }
 
     #[test]

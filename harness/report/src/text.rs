@@ -3,7 +3,7 @@
 use pb_judge::run::RunVerdict;
 
 use crate::sections::{Detail, Section, receipt, sections, title};
-use crate::table::markdown_safe;
+use crate::table::{markdown_prose, markdown_safe};
 use crate::tone::Tone;
 
 pub(crate) fn terminal(verdict: &RunVerdict, width: u16, color: bool) -> String {
@@ -26,12 +26,16 @@ pub(crate) fn terminal(verdict: &RunVerdict, width: u16, color: bool) -> String 
 pub(crate) fn in_terminal(section: &Section, paint: &Paint, width: u16) -> String {
     let columns = usize::from(width);
     let mut text = wrapped(paint, "1", &format!("## {}", section.title), columns);
+    for point in &section.points {
+        let lines = pb_record::wrapped(&format!("- {point}"), columns, 2);
+        text.extend(lines.iter().map(|line| format!("{line}\n")));
+    }
     for line in &section.text {
         text.push_str(&wrapped(paint, "", line, columns));
     }
     let tables = section.tables.iter().filter(|table| !table.rows.is_empty());
     for (number, table) in tables.enumerate() {
-        if number > 0 || !section.text.is_empty() {
+        if number > 0 || !section.text.is_empty() || !section.points.is_empty() {
             text.push('\n');
         }
         let drawn = table.terminal(width);
@@ -64,8 +68,13 @@ pub(crate) fn markdown_sections(sections: &[Section]) -> String {
     let mut text = String::new();
     for section in sections {
         text.push_str(&format!("\n## {}\n", markdown_safe(&section.title)));
+        if !section.points.is_empty() {
+            let points = section.points.iter();
+            let points = points.map(|point| format!("- {}\n", markdown_prose(point)));
+            text.push_str(&format!("\n{}", points.collect::<String>()));
+        }
         for line in &section.text {
-            text.push_str(&format!("\n{}\n", markdown_safe(line)));
+            text.push_str(&format!("\n{}\n", markdown_prose(line)));
         }
         for table in section.tables.iter().filter(|table| !table.rows.is_empty()) {
             text.push_str(&format!("\n{}", table.markdown()));

@@ -47,6 +47,10 @@ addEventListener("load", () => {
     !(svg.getAttribute("aria-labelledby") || "x").split(" ").every((id) =>
       document.getElementById(id) && document.getElementById(id).textContent)).length;
   found.levels = [...document.querySelectorAll("h1,h2,h3,h4")].map((h) => +h.tagName[1]);
+  // A picture that is wider than the screen scrolls in its box, at a size that can be read.
+  found.small = [...document.querySelectorAll("svg")].filter((svg) => box(svg).width < 600).length;
+  found.captions = [...document.querySelectorAll("figcaption")].filter((e) =>
+    box(e).right > innerWidth + 1).length;
   found.sections = [...document.querySelectorAll("main section")].map((s) => box(s).height);
   const rgb = (text) => text.match(/[\d.]+/g).map(Number);
   const light = (c) => c.slice(0, 3).map((v) => v / 255).map((v) =>
@@ -60,7 +64,7 @@ addEventListener("load", () => {
     return [255, 255, 255];
   };
   found.faint = [];
-  for (const e of document.querySelectorAll("td,th,p,h1,h2,h3,figcaption,caption,li,a")) {
+  for (const e of document.querySelectorAll("td,th,p,h1,h2,h3,figcaption,summary,li,a")) {
     if (!e.textContent.trim()) continue;
     const [a, b] = [light(rgb(getComputedStyle(e).color)), light(behind(e))];
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
@@ -127,6 +131,8 @@ fn chromium(name: &str, page: &Path, more: &[String]) -> Option<String> {
 /// What the browser found on the page, or `None` where there is none that runs.
 fn measured(name: &str, page: &str, width: u32, dark: bool) -> Option<Value> {
     let file = temporary(&format!("{name}-{width}-{dark}.html"));
+    // What is folded has no place on the page that could be measured.
+    let page = page.replace("<details>", "<details open>");
     std::fs::write(&file, page.replace("</body>", &format!("{MEASURE}</body>"))).unwrap();
     let more = [
         "--dump-dom".to_owned(),
@@ -166,6 +172,8 @@ fn assert_sound(found: &Value, what: &str) {
     };
     ["outside", "overlaps", "faint"].into_iter().for_each(empty);
     assert_eq!(found["unnamed"], 0, "{what}: a picture without a name");
+    assert_eq!(found["small"], 0, "{what}: a picture too small to read");
+    assert_eq!(found["captions"], 0, "{what}: a caption that is cut off");
     let (scroll, width) = (found["scroll"].as_f64(), found["width"].as_f64());
     assert!(scroll <= width, "{what}: {scroll:?} px wide on {width:?}");
     let levels: Vec<u64> = found["levels"]
@@ -184,7 +192,7 @@ fn assert_sound(found: &Value, what: &str) {
 #[test]
 fn pages_are_whole_and_readable_in_a_browser() {
     for (name, page) in [("suite", suite_page()), ("judged", judged_page())] {
-        for (width, dark) in [(1200, false), (1200, true), (500, false)] {
+        for (width, dark) in [(1200, false), (1200, true), (390, false)] {
             let what = format!("{name} page, {width} px, dark: {dark}");
             match measured(name, &page, width, dark) {
                 Some(found) => assert_sound(&found, &what),
@@ -218,14 +226,23 @@ fn faults_planted_in_a_page_are_found() {
     assert!(found["scroll"].as_f64() > found["width"].as_f64());
 }
 
-/// Pictures of all panels of a page: of PREFILLBENCH_PAGE, or of the pages of the tests.
+/// Pictures of all panels of a page: of the file PREFILLBENCH_PAGE, of the suite's directory
+/// PREFILLBENCH_SUITE, or of the pages of the tests.
 #[test]
 #[ignore = "makes pictures to look at; needs Chromium"]
 fn a_picture_of_each_panel() {
-    let given = std::env::var_os("PREFILLBENCH_PAGE");
-    let pages: Vec<(String, String)> = match given {
-        Some(file) => vec![("given".to_owned(), std::fs::read_to_string(file).unwrap())],
-        None => vec![
+    let given = |name: &str| std::env::var_os(name).map(PathBuf::from);
+    let suite = given("PREFILLBENCH_SUITE");
+    let pages: Vec<(String, String)> = match (given("PREFILLBENCH_PAGE"), suite) {
+        (Some(file), _) => vec![("given".to_owned(), std::fs::read_to_string(file).unwrap())],
+        (None, Some(dir)) => {
+            let report = SuiteReport::open(&dir).unwrap();
+            let page = report.html().unwrap();
+            std::fs::write(temporary("given.html"), &page).unwrap();
+            std::fs::write(temporary("given.md"), report.markdown()).unwrap();
+            vec![("given".to_owned(), page)]
+        }
+        (None, None) => vec![
             ("suite".to_owned(), suite_page()),
             ("judged".to_owned(), judged_page()),
         ],

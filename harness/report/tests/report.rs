@@ -54,7 +54,7 @@ fn a_whole_run_reads_from_the_verdict_down() {
     }
     assert_eq!(
         page.matches("<table>").count(),
-        page.matches("<caption>").count()
+        page.matches("<figcaption class=\"caption\">").count()
     );
     let file = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join("sample-report.html");
     std::fs::write(file, page).unwrap();

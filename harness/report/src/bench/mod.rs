@@ -88,6 +88,7 @@ impl BenchReport<'_> {
             title: visible(&title(document)),
             receipt: visible(&receipt(document)),
             tone: tone(document).class(),
+            answer: Vec::new(),
             headline: headline(document).to_owned(),
             sentence: visible(&sentence(document)),
             reasons: document

@@ -12,12 +12,16 @@ use pb_judge::run::{ArmSummary, RunVerdict};
 
 use crate::table::Table;
 
-/// A section: heading, sentences, tables. `key` says which pictures belong to it.
+/// A section: heading, a list, sentences, tables. `key` says which pictures belong to it.
 pub(crate) struct Section {
     pub(crate) key: &'static str,
     pub(crate) title: String,
+    /// A list before the sentences.
+    pub(crate) points: Vec<String>,
     pub(crate) text: Vec<String>,
     pub(crate) tables: Vec<Table>,
+    /// On the page, tables and pictures are folded behind these words.
+    pub(crate) folded: Option<String>,
 }
 
 impl Section {
@@ -25,8 +29,10 @@ impl Section {
         Section {
             key,
             title: title.to_owned(),
+            points: Vec::new(),
             text: Vec::new(),
             tables: Vec::new(),
+            folded: None,
         }
     }
 }

@@ -11,6 +11,8 @@ pub(super) struct Point {
     pub(super) x: Over,
     /// Latency of the vertical axis.
     pub(super) y: Over,
+    /// Whether one of both jumps from block to block, so that its median is no place.
+    pub(super) jumps: bool,
 }
 
 /// How a point stands to the others.
@@ -23,6 +25,15 @@ pub(super) struct Standing {
     pub(super) in_blocks: (usize, usize),
     /// Blocks in which no other point is better, of the blocks that have this one.
     pub(super) on_front: (usize, usize),
+    /// It jumps, so it is neither on the front nor does it beat another.
+    pub(super) jumps: bool,
+}
+
+impl Standing {
+    /// Whether no other point beats it.
+    pub(super) fn is_on_front(&self) -> bool {
+        self.dominated_by.is_none() && !self.jumps
+    }
 }
 
 impl Point {
@@ -57,7 +68,16 @@ pub(super) fn standings(points: &[Point]) -> Vec<Option<Standing>> {
                 .collect();
             (both.iter().filter(|yes| **yes).count(), both.len())
         };
-        let rivals = points.iter().enumerate().filter(|(i, _)| *i != number);
+        if point.jumps {
+            return Some(Standing {
+                dominated_by: None,
+                in_blocks: (0, 0),
+                on_front: (0, 0),
+                jumps: true,
+            });
+        }
+        let rivals = points.iter().enumerate();
+        let rivals = rivals.filter(|(i, other)| *i != number && !other.jumps);
         let best = rivals
             .clone()
             .filter(|(_, other)| other.middle().is_some_and(|m| dominates(m, middle)))
@@ -74,6 +94,7 @@ pub(super) fn standings(points: &[Point]) -> Vec<Option<Standing>> {
             dominated_by: best.map(|(_, std::cmp::Reverse(i))| i),
             in_blocks: best.map_or((0, 0), |(blocks, _)| blocks),
             on_front: (free.count(), point.blocks().count()),
+            jumps: false,
         })
     };
     let all = points.iter().enumerate();
@@ -96,6 +117,7 @@ mod tests {
             arm: String::new(),
             x: over(x),
             y: over(y),
+            jumps: false,
         }
     }
 
@@ -119,5 +141,19 @@ mod tests {
         assert_eq!(of(2).on_front, (1, 3));
         assert_eq!(found[3], None);
         assert_eq!(of(4).dominated_by, None);
+    }
+
+    #[test]
+    fn what_jumps_is_no_place_to_be() {
+        // By its medians 0 beats 1; but it jumps.
+        let jumping = Point {
+            jumps: true,
+            ..point(&[1.0, 1.0, 90.0], &[1.0, 1.0, 1.0])
+        };
+        let points = [jumping, point(&[2.0; 3], &[2.0; 3])];
+        let found = standings(&points);
+        let of = |i: usize| found[i].clone().unwrap();
+        assert!(!of(0).is_on_front() && of(1).is_on_front());
+        assert_eq!(of(1).on_front, (3, 3));
     }
 }

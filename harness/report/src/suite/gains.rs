@@ -1,9 +1,11 @@
 //! Where a candidate wins and where it loses: a table a hypothesis, and a sentence.
 
-use super::grid::{Attributes, Grid, parts, written};
+use super::grid::{AGAINST, Attributes, Grid, parts, written};
 use super::measure::Measure;
 use super::read::{Comparison, SuiteDir};
+use super::spoken::{Chosen, capital};
 use crate::format::ABSENT;
+use crate::sections::p_value;
 use crate::table::Table;
 
 /// The comparisons of one hypothesis on one figure.
@@ -54,14 +56,58 @@ pub(super) fn marked(verdict: &str) -> String {
     format!("{mark}{verdict}")
 }
 
+impl Comparison {
+    /// Its verdict with a mark. A change that is beyond the margin and whose own interval excludes
+    /// no change, and that Holm over all comparisons does not confirm, is told apart from one of
+    /// which the data say nothing.
+    pub(super) fn marked(&self) -> String {
+        match self.seen {
+            true => "?\u{a0}seen, not\u{a0}claimed".to_owned(),
+            false => marked(&self.verdict),
+        }
+    }
+
+    /// The same with the change and its interval, and with what keeps a change that is seen from
+    /// being claimed.
+    pub(super) fn marked_change(&self) -> String {
+        let change = self.change.map_or_else(String::new, |_| self.change_text());
+        let holm = match self.seen {
+            true => format!(" (Holm\u{a0}p\u{a0}{})", p_value(self.holm_p)),
+            false => String::new(),
+        };
+        format!("{} {change}{holm}", self.marked())
+            .trim()
+            .to_owned()
+    }
+
+    /// The arms that are compared.
+    pub(super) fn arms(&self) -> String {
+        format!("{} against {}", self.candidate, self.baseline)
+    }
+}
+
 /// The style of a verdict.
 pub(super) fn class(verdict: &str) -> &'static str {
     match verdict {
         "better" => "good",
         "worse" | "void" => "bad",
-        "inconclusive" => "open",
+        "inconclusive" => "unsettled",
         _ => "even",
     }
+}
+
+/// Names of the factors that are of the load.
+pub(super) fn loads(own: &[&Comparison]) -> Vec<String> {
+    let mut names: Vec<String> = Vec::new();
+    for (name, _) in own
+        .iter()
+        .flat_map(|one| parts("condition", &one.condition))
+    {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names
 }
 
 /// All hypotheses in the order of the suite.
@@ -94,7 +140,7 @@ pub(super) fn attributes(one: &Comparison) -> Attributes {
     let other = baseline
         .into_iter()
         .filter(|part| !candidate.contains(part));
-    all.extend(other.map(|(name, level)| (format!("against {name}"), level)));
+    all.extend(other.map(|(name, level)| (format!("{AGAINST}{name}"), level)));
     all
 }
 
@@ -155,17 +201,20 @@ impl<'a> Hypothesis<'a> {
         }));
         let mut table = Table::new(caption, headers.len(), &headers);
         for row in 0..grid.rows.len() {
-            let mut cells = vec![grid.row_heading(row, "verdict and change")];
+            let alone = self
+                .placed
+                .first()
+                .map_or_else(String::new, |p| p.one.arms());
+            let mut cells = vec![grid.row_heading(row, &alone)];
             cells.resize(headers.len(), ABSENT.to_owned());
             for placed in self.placed.iter().filter(|placed| placed.row == row) {
                 let one = placed.one;
-                let change = one.change.map_or_else(String::new, |_| one.change_text());
-                let text = format!("{} {change}", marked(&one.verdict));
+                let text = one.marked_change();
                 let cell = &mut cells[placed.column + 1];
                 if cell == ABSENT {
-                    *cell = text.trim().to_owned();
+                    *cell = text;
                 } else {
-                    cell.push_str(&format!("; {}", text.trim()));
+                    cell.push_str(&format!("; {text}"));
                 }
                 let class = class(&one.verdict);
                 table.classes.insert((row, placed.column + 1), class);
@@ -178,32 +227,44 @@ impl<'a> Hypothesis<'a> {
 
     /// How often each verdict, and where it wins and loses.
     pub(super) fn sentence(&self) -> String {
-        let n = self.placed.len();
+        let (name, n) = (capital(self.name), self.placed.len());
         if let [placed] = &self.placed[..] {
             let one = placed.one;
-            let change = one.change.map_or_else(String::new, |_| {
-                format!(", {} ({} pairs)", one.change_text(), one.pairs)
-            });
-            return format!("{}: {}{change}.", self.name, one.verdict);
+            let pairs = format!("{} pairs; {}", one.pairs, one.arms());
+            return match one.change {
+                None => format!("{name}: {} ({}).", one.marked(), one.arms()),
+                Some(_) => format!("{name}: {} ({pairs}).", one.marked_change()),
+            };
         }
+        let own: Vec<&Comparison> = self.placed.iter().map(|placed| placed.one).collect();
+        let things: Vec<Attributes> = own.iter().map(|one| attributes(one)).collect();
         let mut parts = Vec::new();
         for verdict in VERDICTS {
-            let own = self
-                .placed
-                .iter()
-                .filter(|placed| placed.one.verdict == verdict);
-            let own: Vec<&Placed<'_>> = own.collect();
-            // Where all are alike, which ones they are is clear; of what is open, the table tells.
-            let listed = own.len() < n && ["better", "worse"].contains(&verdict);
-            let which = match listed {
-                true => format!(" ({})", listing(&own)),
-                false => String::new(),
-            };
-            if !own.is_empty() {
-                parts.push(format!("{verdict} in {}{which}", own.len()));
+            let numbers: Vec<usize> = (0..n).filter(|&i| own[i].verdict == verdict).collect();
+            if numbers.is_empty() {
+                continue;
             }
+            // Where all are alike, which ones they are is clear; of what is open, the table tells.
+            let listed = numbers.len() < n && ["better", "worse"].contains(&verdict);
+            let which = listed.then(|| {
+                let words = Chosen::of(&things, &numbers).words(&loads(&own));
+                words.filter(|words| !words.is_empty()).unwrap_or_else(|| {
+                    let placed = numbers.iter().map(|&i| &self.placed[i]);
+                    listing(&placed.collect::<Vec<_>>())
+                })
+            });
+            let which = which.map_or_else(String::new, |which| format!(": {which}"));
+            let seen = numbers.iter().filter(|&&i| own[i].seen).count();
+            let seen = match seen {
+                0 => String::new(),
+                seen => format!(" ({seen} of them seen, not claimed)"),
+            };
+            parts.push(format!(
+                "{verdict} in {} of {n}{seen}{which}",
+                numbers.len()
+            ));
         }
-        format!("{}: of {n} comparisons {}.", self.name, parts.join(", "))
+        format!("{name}: {}.", parts.join("; "))
     }
 }
 

@@ -1,6 +1,6 @@
 //! All figures of a candidate side by side: what it wins, what it pays.
 
-use super::gains::{attributes, class, marked};
+use super::gains::{attributes, class};
 use super::grid::{Attributes, Grid, parts};
 use super::measure::Measure;
 use super::read::{Comparison, SuiteDir};
@@ -18,6 +18,14 @@ struct Pair<'a> {
 /// candidate, a column for each figure that is compared, and what they come to. None for a kind
 /// with a single figure.
 pub(super) fn tables(suite: &SuiteDir) -> Vec<Table> {
+    kinds(suite)
+        .iter()
+        .filter_map(|(_, all)| table(all))
+        .collect()
+}
+
+/// Comparisons by the factors in which candidate and baseline differ, in the order of the suite.
+pub(super) fn kinds(suite: &SuiteDir) -> Vec<(Vec<String>, Vec<&Comparison>)> {
     let mut kinds: Vec<(Vec<String>, Vec<&Comparison>)> = Vec::new();
     for one in &suite.file.comparisons {
         let kind = contrast(one);
@@ -26,7 +34,7 @@ pub(super) fn tables(suite: &SuiteDir) -> Vec<Table> {
             None => kinds.push((kind, vec![one])),
         }
     }
-    kinds.iter().filter_map(|(_, all)| table(all)).collect()
+    kinds
 }
 
 /// Names of the factors in which candidate and baseline differ.
@@ -82,7 +90,7 @@ fn table(all: &[&Comparison]) -> Option<Table> {
             .filter(|label| !label.is_empty())
             .collect();
         let mut cells = vec![match labels.is_empty() {
-            true => "candidate".to_owned(),
+            true => format!("{} against {}", pairs[i].key.0, pairs[i].key.1),
             false => labels.join(", "),
         }];
         let number = table.rows.len();
@@ -131,7 +139,7 @@ fn pairs<'a>(all: &[&'a Comparison], metrics: &[&str]) -> Vec<Pair<'a>> {
 fn short(one: &Comparison) -> String {
     let change = one.change.map(|_| one.change_text());
     let point = change.as_deref().and_then(|text| text.split(" [").next());
-    let marked = marked(&one.verdict);
+    let marked = one.marked();
     match point {
         Some(point) => format!("{marked} {point}"),
         None => marked,
@@ -153,11 +161,11 @@ fn in_all(figures: &[Option<&Comparison>]) -> (String, &'static str) {
         (false, true) => ("loses", "bad"),
         (true, true) => ("trades", "even"),
         (false, false) if open == 0 => ("the same", "even"),
-        (false, false) => ("cannot tell", "open"),
+        (false, false) => ("not settled", "unsettled"),
     };
     match open {
         0 => (word.to_owned(), style),
-        _ if word == "cannot tell" => (word.to_owned(), style),
-        n => (format!("{word}, {n}\u{a0}open"), style),
+        _ if word == "not settled" => (word.to_owned(), style),
+        n => (format!("{word}, {n}\u{a0}not\u{a0}settled"), style),
     }
 }

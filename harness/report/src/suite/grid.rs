@@ -20,7 +20,10 @@ pub(super) struct Grid {
 }
 
 /// What stands for an attribute that a thing has not.
-const NONE: &str = "–";
+pub(super) const NONE: &str = "–";
+
+/// What the name of a factor begins with whose level is that of the baseline.
+pub(super) const AGAINST: &str = "against ";
 
 /// Parts of a name: `own,budget=64` is an arm `own` with the budget 64. `what` is the attribute of
 /// parts without a name of their own.
@@ -109,14 +112,14 @@ pub(super) fn written(name: &str, level: &str) -> String {
     }
 }
 
-fn level<'a>(thing: &'a Attributes, name: &str) -> &'a str {
+pub(super) fn level<'a>(thing: &'a Attributes, name: &str) -> &'a str {
     let found = thing.iter().find(|(own, _)| own == name);
     found.map_or(NONE, |(_, level)| level)
 }
 
 /// The levels of an attribute: numbers by size, then others as they come; that a thing has none
 /// comes first.
-fn levels<'a>(things: &'a [Attributes], name: &str) -> Vec<&'a str> {
+pub(super) fn levels<'a>(things: &'a [Attributes], name: &str) -> Vec<&'a str> {
     let mut levels: Vec<&str> = Vec::new();
     for thing in things {
         let level = level(thing, name);
@@ -155,7 +158,7 @@ pub(super) fn ordered(things: &[Attributes]) -> Vec<usize> {
 }
 
 /// Names of the attributes as they come.
-fn names(things: &[Attributes]) -> Vec<&str> {
+pub(super) fn names(things: &[Attributes]) -> Vec<&str> {
     let mut names: Vec<&str> = Vec::new();
     for (name, _) in things.iter().flatten() {
         if !names.contains(&name.as_str()) {

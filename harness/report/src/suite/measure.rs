@@ -7,6 +7,7 @@ use crate::format::{percent, percent_change, significant};
 use crate::sections::interval as bracketed;
 
 use super::read::{Comparison, Interval};
+use super::settings::Over;
 
 /// Latencies, in ms.
 const LATENCIES: [(&str, &str); 8] = [
@@ -96,8 +97,13 @@ impl Measure {
     }
 
     /// Whether it is a share, 0 to 1.
-    fn is_share(&self) -> bool {
+    pub(super) fn is_share(&self) -> bool {
         self.tail.ends_with("share") || self.tail.ends_with("_rate")
+    }
+
+    /// Whether it is a latency that jumps from block to block.
+    pub(super) fn jumps(&self, over: &Over) -> bool {
+        self.is_latency() && over.jumps()
     }
 
     /// Whether more of it is better.
@@ -189,6 +195,7 @@ impl Measure {
             tail => tail,
         };
         let words = match (latency, other) {
+            (Some((_, words)), _) if tail == "max" => format!("longest {words}"),
             (Some((_, words)), _) => format!("{words} {tail}"),
             (None, Some((_, words))) => (*words).to_owned(),
             (None, None) => figure,

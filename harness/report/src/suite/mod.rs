@@ -5,20 +5,28 @@
 //! the figures of every setting, and at the end every cell. A cell that is not valid is counted and
 //! named, and enters no number and no picture.
 
+mod answer;
 mod diff;
 mod front;
 mod fronts;
 mod gains;
 mod glance;
 mod grid;
+mod maps;
 mod measure;
 mod pictures;
 mod pooled;
+mod quantiles;
 mod read;
 mod rejudge;
+mod scatter;
 mod sections;
 mod settings;
+mod setup;
+mod spoken;
 mod validity;
+mod verdicts;
+mod words;
 
 use std::path::Path;
 
@@ -38,11 +46,9 @@ use measure::Measure;
 use pb_record::visible;
 use read::SuiteDir;
 use sections::{receipt, tally};
-use settings::{Setting, Shown, conditions, settings, shown};
+use settings::{Setting, Shown, settings, shown};
 use validity::{Validity, validity};
-
-/// Conditions whose pictures are drawn; the tables have all.
-const CONDITIONS: usize = 8;
+use words::Linker;
 
 /// The value of a figure, for example `classes.background.itl_ms.p99`, in a document of `bench`;
 /// absent when it was not measured.
@@ -98,6 +104,9 @@ impl SuiteReport {
         let mut out = text::wrapped(&paint, "1", &self.title(), columns);
         out.push_str(&text::wrapped(&paint, "2", &receipt(&self.suite), columns));
         out.push('\n');
+        for line in self.answer() {
+            out.push_str(&text::wrapped(&paint, "1", &line, columns));
+        }
         let head = format!("{}. {}", self.headline(), self.sentence());
         out.push_str(&text::wrapped(&paint, self.tone().style(), &head, columns));
         let parts = Parts::of(self);
@@ -112,6 +121,9 @@ impl SuiteReport {
     pub fn markdown(&self) -> String {
         let mut out = format!("# {}\n\n", markdown_safe(&self.title()));
         out.push_str(&format!("{}\n\n", markdown_safe(&receipt(&self.suite))));
+        for line in self.answer() {
+            out.push_str(&format!("**{}**\n\n", markdown_safe(&line)));
+        }
         let (headline, sentence) = (self.headline(), self.sentence());
         out.push_str(&format!("**{headline}.** {}\n", markdown_safe(&sentence)));
         out.push_str(&text::markdown_sections(
@@ -140,16 +152,22 @@ impl SuiteReport {
             title: visible(&self.title()),
             receipt: visible(&receipt(&self.suite)),
             tone: self.tone().class(),
+            answer: self.answer().iter().map(|line| visible(line)).collect(),
             headline: self.headline().to_owned(),
             sentence: visible(&self.sentence()),
             reasons: self.validity.reasons.iter().map(|r| visible(r)).collect(),
             style: html::STYLE,
             contents: true,
-            sections: sections
-                .iter()
-                .map(|section| parts.on_page(section))
-                .collect(),
+            sections: linked(sections.iter().map(|section| parts.on_page(section))),
         })
+    }
+
+    /// What was found; nothing when nothing may be claimed.
+    fn answer(&self) -> Vec<String> {
+        match self.validity.broken {
+            true => Vec::new(),
+            false => answer::answers(&self.suite),
+        }
     }
 
     fn title(&self) -> String {
@@ -190,6 +208,8 @@ impl SuiteReport {
                     _ => Tone::Plain,
                 }
             }
+            // That something is open is no fault; amber is for what is not valid or not there.
+            "Not all is answered" => Tone::Plain,
             _ => Tone::Inconclusive,
         }
     }
@@ -202,7 +222,11 @@ impl SuiteReport {
             true => String::new(),
             false => format!("{}; ", tally(suite)),
         };
-        format!("{compared}{valid} of {cells} cells are valid.")
+        let bias = validity::bias(suite).map_or_else(String::new, |bias| format!(" {bias}"));
+        format!(
+            "{compared}{valid} of {cells} cells are valid.{}",
+            bias.replace('`', "")
+        )
     }
 }
 
@@ -235,8 +259,9 @@ impl<'a> Parts<'a> {
         let reasons = reasons.map(|reason| format!("{REASON}{reason}."));
         first.text.splice(at..at, reasons);
         let mut all = vec![first, sections::question(suite)];
+        all.push(setup::section(suite, &self.settings, detail));
         all.extend(sections::gains(suite, &self.hypotheses, detail));
-        let mut verdicts = sections::verdicts(suite, &self.hypotheses, detail);
+        let mut verdicts = verdicts::section(suite, &self.hypotheses, detail);
         if detail == Detail::Brief {
             let more = "Maps, pictures, reasons and every cell are in report.md and report.html.";
             verdicts.text.push(more.to_owned());
@@ -245,10 +270,12 @@ impl<'a> Parts<'a> {
         }
         all.push(verdicts);
         all.extend(pooled::section(suite, &self.hypotheses));
-        all.push(sections::maps(&self.settings, &self.shown));
+        all.push(maps::maps(&self.settings, &self.shown));
         all.extend(fronts::section(&self.fronts()));
-        all.push(distributions());
-        all.push(sections::cells(suite, detail, &self.shown));
+        let figures = quantiles::figures(&self.settings, &self.shown).len();
+        all.push(quantiles::section(figures));
+        all.push(sections::cells(suite, &self.settings, &self.shown));
+        all.push(words::section());
         all
     }
 
@@ -258,61 +285,38 @@ impl<'a> Parts<'a> {
 
     /// A section of the page, with its pictures.
     fn on_page(&self, section: &Section) -> HtmlSection {
-        let forest = |(number, hypothesis): (usize, &Hypothesis<'_>)| {
-            pictures::forest(&format!("forest{number}"), hypothesis)
-        };
         match section.key {
-            "verdicts" => {
-                let figures = self.hypotheses.iter().enumerate().map(forest);
-                html::interleaved(section, &figures.collect::<Vec<_>>())
+            "verdicts" => html::interleaved(section, &verdicts::figures(&self.hypotheses)),
+            "front" => {
+                let figures = fronts::figures(&self.fronts()).into_iter();
+                let figures: Vec<Vec<Figure>> = figures.map(Vec::from_iter).collect();
+                html::interleaved(section, &figures)
             }
-            "front" => html::interleaved(section, &fronts::figures(&self.fronts())),
+            "maps" => {
+                let mut page = html::html_section(section, &mut Vec::new());
+                if !page.blocks.is_empty() {
+                    page.blocks.insert(0, maps::steps());
+                }
+                page
+            }
             "distributions" => {
-                let figures = self.quantiles().into_iter();
+                let figures = quantiles::figures(&self.settings, &self.shown).into_iter();
                 let mut figures = figures.map(|figure| (section.key, figure)).collect();
                 html::html_section(section, &mut figures)
             }
             _ => html::html_section(section, &mut Vec::new()),
         }
     }
-
-    fn quantiles(&self) -> Vec<Figure> {
-        let kinds = [
-            ("ttft_ms", &self.shown.ttft_class),
-            ("event_gap_ms", &self.shown.gap_class),
-        ];
-        let mut figures = Vec::new();
-        for (family, class) in kinds {
-            for (number, condition) in conditions(&self.settings)
-                .iter()
-                .enumerate()
-                .take(CONDITIONS)
-            {
-                let own = self.settings.iter().filter(|s| s.condition == *condition);
-                let own: Vec<&Setting<'_>> = own.collect();
-                let of = |statistic: &str| {
-                    Measure::of_class(&format!("{family}.{statistic}"), class.as_deref())
-                };
-                // The words of a figure without its statistic.
-                let words = of("").words().replace("  ", " ");
-                let title = match *condition {
-                    "" => format!("{} by arm", words.trim()),
-                    condition => format!("{} by arm at {condition}", words.trim()),
-                };
-                let id = format!("{family}{number}");
-                figures.extend(pictures::quantiles(&id, &title, &of, &own));
-            }
-        }
-        figures
-    }
 }
 
-fn distributions() -> Section {
-    let mut section = Section::new("distributions", "Distributions by arm");
-    section.text.push(
-        "Where the quantiles of each arm lie, with their uncertainty over blocks. The numbers are \
-         in the maps above and, for every cell, in its bench.json."
-            .to_owned(),
-    );
-    section
+/// Sections in which the first use of each term leads to its meaning.
+fn linked(sections: impl Iterator<Item = HtmlSection>) -> Vec<HtmlSection> {
+    let mut linker = Linker::new();
+    let mut linked: Vec<HtmlSection> = sections.collect();
+    for section in &mut linked {
+        for line in section.points.iter_mut().chain(&mut section.text) {
+            *line = linker.link(line);
+        }
+    }
+    linked
 }

@@ -25,6 +25,9 @@ const PAGE_FILE: &str = "report.html";
 /// Version of the keys that is read.
 const SCHEMA_VERSION: u32 = 1;
 
+/// Pairs that any claim needs.
+const LEAST_PAIRS: usize = 3;
+
 /// Largest JSON file that is read, in bytes: 10,000 cells with long reasons are a tenth of it.
 const LARGEST: u64 = 256 << 20;
 
@@ -118,7 +121,7 @@ pub(super) struct CellNote {
 }
 
 /// A comparison as `suite.json` tells it.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 pub(super) struct Comparison {
     pub(super) hypothesis: String,
     pub(super) metric: String,
@@ -142,6 +145,26 @@ pub(super) struct Comparison {
     pub(super) verdict: String,
     pub(super) why: String,
     pub(super) as_expected: Option<bool>,
+    /// Inconclusive for one reason only: Holm over all comparisons does not confirm a change that
+    /// its own interval shows.
+    #[serde(skip)]
+    pub(super) seen: bool,
+}
+
+impl Comparison {
+    /// Whether only the adjustment for all comparisons keeps it from being claimed.
+    fn is_seen(&self, alpha: f64) -> bool {
+        let (none, low, high) = match self.scale.as_str() {
+            "ratio" => (1.0, 1.0 / (1.0 + self.margin), 1.0 + self.margin),
+            _ => (0.0, -self.margin, self.margin),
+        };
+        let changed = self.change.is_some_and(|change| {
+            (change.low > none || change.high < none) && (change.point < low || change.point > high)
+        });
+        // With too few pairs it is inconclusive for that reason.
+        let enough = self.pairs >= LEAST_PAIRS && self.left_out.len() <= self.pairs;
+        self.verdict == "inconclusive" && enough && changed && self.holm_p >= alpha
+    }
 }
 
 /// A change with its interval: a ratio, or a difference.
@@ -196,6 +219,8 @@ pub(super) struct SuiteDir {
     /// `suite.json` as it is.
     pub(super) document: Value,
     pub(super) cells: Vec<Cell>,
+    /// The suite as it was planned; null without a plan.
+    pub(super) plan: Value,
     /// Names of the arms in the order of the plan, when there is one.
     pub(super) arms: Vec<String>,
     /// Names of the conditions in the order of the plan.
@@ -220,8 +245,11 @@ pub(super) fn read(dir: &Path) -> Result<SuiteDir, SuiteError> {
             found: version,
         });
     }
-    let file: SuiteFile =
+    let mut file: SuiteFile =
         serde_json::from_value(value.clone()).map_err(|error| bad(&path, &error))?;
+    for one in &mut file.comparisons {
+        one.seen = one.is_seen(file.alpha);
+    }
     for cell in &file.cells {
         let parts = Path::new(&cell.dir).components();
         let below = parts
@@ -252,6 +280,7 @@ pub(super) fn read(dir: &Path) -> Result<SuiteDir, SuiteError> {
         least_success: suite["run"]["least_success"].as_f64().unwrap_or(1.0),
         planned: suite.clone(),
         attempts: file.cells.iter().map(|cell| attempts(dir, cell)).sum(),
+        plan: suite.clone(),
         file,
         cells,
     })

@@ -7,6 +7,10 @@ use super::measure::Measure;
 use super::read::{Cell, SuiteDir};
 use crate::format::ABSENT;
 
+/// Largest over smallest block from which on a latency is of two kinds of blocks, so that its
+/// median says which kind was more frequent and not how fast the setting is.
+const JUMP: f64 = 10.0;
+
 /// Confidence of the intervals of single settings.
 pub(super) const CONFIDENCE: f64 = 0.95;
 
@@ -77,6 +81,12 @@ impl Over {
         let values = || self.values.iter().map(|(_, value)| *value);
         let low = values().min_by(f64::total_cmp)?;
         Some((low, values().max_by(f64::total_cmp)?))
+    }
+
+    /// Whether it differs so much from block to block that nothing may be chosen by its median.
+    pub(super) fn jumps(&self) -> bool {
+        let range = self.range();
+        range.is_some_and(|(low, high)| low > 0.0 && high > JUMP * low)
     }
 
     /// Geometric mean with its t interval over blocks; absent below three blocks or with a value
@@ -153,28 +163,69 @@ pub(super) fn settings(suite: &SuiteDir) -> Vec<Setting<'_>> {
     all
 }
 
-/// What is to be said of a percentile of which a cell has few samples; behind a caption.
-pub(super) fn few<'a>(
+/// Fewest and most samples that a cell has of a latency, over the cells that may be used.
+pub(super) fn samples<'a>(
     settings: impl Iterator<Item = &'a Setting<'a>>,
     measure: &Measure,
-) -> String {
-    let cells = settings.flat_map(|setting| {
+) -> Option<(u64, u64)> {
+    let counts = settings.flat_map(|setting| {
         let own = setting
             .cells
             .iter()
             .filter(|cell| setting.value(cell, measure).is_some());
-        own.filter_map(|cell| cell.document.as_ref())
+        own.filter_map(|cell| measure.samples(cell.document.as_ref()?))
     });
-    let least = cells.filter_map(|document| measure.samples(document)).min();
-    match least.zip(measure.samples_needed()) {
-        Some((least, needed)) if least < needed => {
-            let words = measure.words();
-            format!(
-                "; {words} is the largest of a cell with fewer than {needed}, and one has {least}"
-            )
+    counts.fold(None, |known: Option<(u64, u64)>, n| match known {
+        None => Some((n, n)),
+        Some((least, most)) => Some((least.min(n), most.max(n))),
+    })
+}
+
+/// A range of counts: "3", "2 to 3".
+pub(super) fn counted((least, most): (u64, u64)) -> String {
+    match least == most {
+        true => least.to_string(),
+        false => format!("{least} to {most}"),
+    }
+}
+
+/// What a percentile is of which a cell has too few samples; behind a caption.
+pub(super) fn few<'a>(
+    settings: impl Iterator<Item = &'a Setting<'a>>,
+    measure: &Measure,
+) -> String {
+    match samples(settings, measure).zip(measure.samples_needed()) {
+        Some(((least, most), needed)) if least < needed => {
+            let n = counted((least, most));
+            format!(": the largest of {n} in a cell, since a percentile needs {needed}")
         }
         _ => String::new(),
     }
+}
+
+/// What is to be said of settings in which a latency jumps from block to block; with how far.
+pub(super) fn warning(overs: &[Over], measure: &Measure) -> Option<String> {
+    let jumping: Vec<&Over> = overs.iter().filter(|over| measure.jumps(over)).collect();
+    let ranges = || jumping.iter().filter_map(|over| over.range());
+    let low = ranges().map(|(low, _)| low).min_by(f64::total_cmp)?;
+    let high = ranges().map(|(_, high)| high).max_by(f64::total_cmp)?;
+    let (low, high) = (measure.shown(low), measure.shown(high));
+    let (n, words) = (jumping.len(), measure.words());
+    let in_blocks = match measure.samples_needed() {
+        Some(one_in) => {
+            format!("Stalls are rarer than 1 in {one_in} in some blocks and not in others")
+        }
+        None => "Blocks are of two kinds".to_owned(),
+    };
+    let settings = if n == 1 {
+        "1 setting".to_owned()
+    } else {
+        format!("{n} settings")
+    };
+    Some(format!(
+        "{in_blocks}, so {words} jumps between {low} and {high} in {settings} (hatched): do not \
+         choose by it. Such a setting gets no star and no place on a front."
+    ))
 }
 
 /// Names of the conditions of the settings, in their order.
@@ -208,11 +259,11 @@ pub(super) fn shown(suite: &SuiteDir) -> Shown {
     let gap_class = class_of(&["itl_ms", "event_gap_ms", "stalls", "tpot_ms"]);
     let (ttft, gap) = (ttft_class.as_deref(), gap_class.as_deref());
     let mut maps = vec![
+        Measure::of_class("event_gap_ms.max", gap),
         Measure::of_class("ttft_ms.p50", ttft),
         Measure::of_class("ttft_ms.p99", ttft),
         Measure::of_class("itl_ms.p99", gap),
         Measure::of_class("event_gap_ms.p99", gap),
-        Measure::of_class("event_gap_ms.max", gap),
         Measure::new("rates.goodput_rps"),
         Measure::new("rates.output_tps"),
     ];
@@ -250,6 +301,23 @@ mod tests {
         assert_eq!(text(&[]), "none of 5");
         assert_eq!(text(&[7.0]), "7.00 (1 of 5)");
         assert_eq!(Over::default().text(&measure), ABSENT);
+    }
+
+    #[test]
+    fn a_latency_that_differs_tenfold_jumps() {
+        assert!(!over(&[1.0, 10.0]).jumps());
+        assert!(over(&[1.0, 10.1, 2.0]).jumps());
+        assert!(!over(&[]).jumps() && !over(&[0.0, 5.0]).jumps());
+        let measure = Measure::new("classes.back.itl_ms.p99");
+        let overs = [over(&[30.0, 1700.0]), over(&[20.0, 21.0])];
+        let said = warning(&overs, &measure).unwrap().replace('\u{a0}', " ");
+        let expected = "Stalls are rarer than 1 in 100 in some blocks and not in others, so ITL \
+                        p99 of back jumps between 30.0 ms and 1700 ms in 1 setting (hatched): do \
+                        not choose by it.";
+        assert!(said.starts_with(expected), "{said}");
+        assert_eq!(warning(&overs[1..], &measure), None);
+        // Only latencies: a rate that differs tenfold is what it is.
+        assert_eq!(warning(&overs, &Measure::new("rates.output_tps")), None);
     }
 
     #[test]

@@ -10,6 +10,9 @@ use crate::format::{ABSENT, percent, significant};
 use crate::sections::Section;
 use crate::table::Table;
 
+/// What a reason against a cell holds when its client was late.
+const LATE: &str = "driver lag";
+
 /// Kinds of reasons that are told.
 const TOLD: usize = 8;
 
@@ -32,9 +35,13 @@ fn held(yes: bool) -> &'static str {
     if yes { "held" } else { "BROKEN" }
 }
 
-/// Whether what should be so is so: if not, some numbers are left out.
-fn met(yes: bool) -> &'static str {
-    if yes { "held" } else { "not held" }
+/// Whether what should be so is so; if not, how many are out, which costs data and no claim.
+fn met(out: usize, what: &str) -> String {
+    match out {
+        0 => "ok".to_owned(),
+        1 => format!("1 {what} out"),
+        n => format!("{n} {what}s out"),
+    }
 }
 
 fn check(what: &str, state: &str, found: String) -> [String; 3] {
@@ -78,7 +85,11 @@ pub(super) fn validity(suite: &SuiteDir) -> Validity {
         let left_out: usize = comparisons.iter().map(|one| one.left_out.len()).sum();
         let used: usize = comparisons.iter().map(|one| one.pairs).sum();
         let found = format!("{used} pairs used, {left_out} left out, over all comparisons");
-        checks.push(check("every pair could be used", met(left_out == 0), found));
+        checks.push(check(
+            "every pair could be used",
+            &met(left_out, "pair"),
+            found,
+        ));
     }
     let mut reasons: Vec<String> = wrong;
     reasons.extend(stale);
@@ -110,12 +121,16 @@ fn cells_there(suite: &SuiteDir) -> Vec<[String; 3]> {
         "{finished} of {all} cells, {} of {} blocks; the run is {}",
         file.blocks_run, file.blocks_planned, file.state
     );
-    let there = met(finished == all && file.state == "complete");
+    let there = match (all - finished, file.state.as_str()) {
+        (0, state) if state != "complete" => state.to_owned(),
+        (out, _) => met(out, "cell"),
+    };
     let valid = suite.cells.iter().filter(|cell| cell.is_valid()).count();
     let usable = format!("{valid} of {finished}; others are left out of every number below");
+    let out = met(finished.saturating_sub(valid), "cell");
     vec![
-        check("every cell is finished", there, found),
-        check("finished cells are valid", met(valid == finished), usable),
+        check("every cell is finished", &there, found),
+        check("finished cells are valid", &out, usable),
     ]
 }
 
@@ -136,7 +151,7 @@ fn successes(suite: &SuiteDir) -> [String; 3] {
         percent(least),
         percent(suite.least_success)
     );
-    check(what, met(below == 0), found)
+    check(what, &met(below, "cell"), found)
 }
 
 /// How late the client was; each cell was judged by its own limits already.
@@ -149,13 +164,18 @@ fn client(suite: &SuiteDir) -> Option<[String; 3]> {
     };
     let (median, (_, most)) = (lags.median()?, lags.range()?);
     let calibrated = documents(suite).filter(|(_, d)| !d["calibration"].is_null());
+    let calibrated = match (calibrated.count(), documents(suite).count()) {
+        (0, _) => "it was not calibrated before the cells".to_owned(),
+        (n, all) => format!("calibrated before {n} of {all} cells"),
+    };
     let found = format!(
-        "p99 of its lag {} ms in the median cell, {} ms in the worst; {} cells calibrated",
+        "p99 of its lag {} ms in the median cell, {} ms in the worst; {calibrated}",
         significant(median),
         significant(most),
-        calibrated.count()
     );
-    Some(check("the client was in time", "told", found))
+    let late = |cell: &&Cell| cell.note.reasons.iter().any(|reason| reason.contains(LATE));
+    let late = finished(suite).filter(late).count();
+    Some(check("the client was in time", &met(late, "cell"), found))
 }
 
 /// Cells by whose figures later requests are not like earlier ones. Some loads drift by design, so
@@ -215,7 +235,8 @@ fn demands(suite: &SuiteDir) -> Option<[String; 3]> {
     let mut documents = documents(suite);
     let asked = documents.any(|(_, d)| d["gates"].as_array().is_some_and(|g| !g.is_empty()));
     let found = format!("{failed} demands (slo) were not met, over all cells");
-    (asked || failed > 0).then(|| check("demands on the cells", met(failed == 0), found))
+    let state = met(failed, "demand");
+    (asked || failed > 0).then(|| check("demands on the cells", &state, found))
 }
 
 /// How many values of comparisons were found again in the cells, and those that are others there.
@@ -276,18 +297,11 @@ fn unlike_schedules(suite: &SuiteDir) -> Vec<String> {
 
 /// Reasons of cells that cannot be used, alike ones together.
 fn cell_reasons(cells: &[Cell]) -> Vec<String> {
-    // Of a reason, what comes before its numbers says of which kind it is.
-    let kind = |reason: &str| {
-        let end = reason
-            .find(|c: char| c.is_ascii_digit())
-            .unwrap_or(reason.len());
-        reason[..end].to_owned()
-    };
     let mut kinds: Vec<(String, usize, String)> = Vec::new();
     for cell in cells {
         let own = cell.note.reasons.iter().chain(&cell.contradictions);
         for reason in own.filter(|_| !cell.is_valid()) {
-            let key = kind(reason);
+            let key = kind(reason).to_owned();
             match kinds.iter_mut().find(|(known, ..)| *known == key) {
                 Some((_, count, _)) => *count += 1,
                 None => kinds.push((key, 1, format!("{}: {reason}", cell.note.dir))),
@@ -317,17 +331,24 @@ pub(super) fn section(suite: &SuiteDir, validity: &Validity, settings: &[Setting
     let mut section = Section::new("validity", "May these numbers be used?");
     section.text.push(words(suite, validity));
     let mut table = Table::new("What was checked", 3, &["check", "state", "found"]);
-    for row in &validity.checks {
+    for (number, row) in validity.checks.iter().enumerate() {
         table.push(row.to_vec());
+        if row[1].ends_with(" out") || ["interrupted", "incomplete"].contains(&row[1].as_str()) {
+            table.classes.insert((number, 1), "open");
+        }
+    }
+    // What is as it should be need not be read.
+    if validity
+        .checks
+        .iter()
+        .all(|row| ["held", "ok"].contains(&row[1].as_str()))
+    {
+        section.folded = Some(format!("All {} checks held", validity.checks.len()));
     }
     section.tables.push(table);
     if suite.cells.iter().any(|cell| !cell.is_valid()) {
         section.tables.push(by_setting(settings));
-        section.text.push(
-            "What is left out can itself favour an arm, when it is the arm that makes the client \
-             late: compare the numbers of cells by setting."
-                .to_owned(),
-        );
+        section.text.extend(bias(suite));
     }
     let mut notes = Vec::new();
     if suite.file.tool["git_dirty"] == true {
@@ -354,6 +375,66 @@ pub(super) fn section(suite: &SuiteDir, validity: &Validity, settings: &[Setting
         .text
         .extend(notes.into_iter().map(|note| format!("Note: {note}.")));
     section
+}
+
+/// Which arms lost cells and which did not, and why: what is left out can favour those that lost
+/// the cells in which they did badly.
+pub(super) fn bias(suite: &SuiteDir) -> Option<String> {
+    let mut arms: Vec<(&str, usize, usize)> = Vec::new();
+    for cell in &suite.cells {
+        let name = cell.note.arm.as_str();
+        let at = arms.iter().position(|(known, ..)| *known == name);
+        let at = at.unwrap_or_else(|| {
+            arms.push((name, 0, 0));
+            arms.len() - 1
+        });
+        arms[at].1 += usize::from(!cell.is_valid());
+        arms[at].2 += 1;
+    }
+    let lost: Vec<&(&str, usize, usize)> = arms.iter().filter(|(_, lost, _)| *lost > 0).collect();
+    if lost.is_empty() || lost.iter().all(|(_, lost, all)| lost == all) {
+        return None;
+    }
+    let each: Vec<String> = lost
+        .iter()
+        .map(|(arm, lost, all)| format!("{lost} of {all} cells of `{arm}`"))
+        .collect();
+    let others = match arms.len() - lost.len() {
+        0 => String::new(),
+        1 => " and none of the other arm".to_owned(),
+        n => format!(" and none of the {n} others"),
+    };
+    let reasons = suite.cells.iter().filter(|cell| !cell.is_valid());
+    let mut kinds: Vec<String> = Vec::new();
+    for reason in reasons.filter_map(|cell| {
+        let all = cell.contradictions.iter().chain(&cell.note.reasons);
+        all.map(|reason| reason.split(';').next().unwrap_or_default().to_owned())
+            .next()
+    }) {
+        if !kinds.iter().any(|known| kind(known) == kind(&reason)) {
+            kinds.push(reason);
+        }
+    }
+    let why = match &kinds[..] {
+        [] => String::new(),
+        [first] => format!(", because {first}"),
+        [first, rest @ ..] => format!(", because {first}, and for {} other reasons", rest.len()),
+    };
+    let whose = if lost.len() == 1 {
+        "its numbers"
+    } else {
+        "the numbers of these arms"
+    };
+    Some(format!(
+        "{}{others} were left out{why}: {whose} may look better than they are.",
+        each.join(", ")
+    ))
+}
+
+/// Of a reason, what comes before its numbers says of which kind it is.
+fn kind(reason: &str) -> &str {
+    let end = reason.find(|c: char| c.is_ascii_digit());
+    &reason[..end.unwrap_or(reason.len())]
 }
 
 fn words(suite: &SuiteDir, validity: &Validity) -> String {

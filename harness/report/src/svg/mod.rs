@@ -5,6 +5,7 @@
 //! a title and a description for people who do not see it.
 
 pub(crate) mod frame;
+pub(crate) mod labels;
 pub(crate) mod scale;
 
 use std::fmt::Write;

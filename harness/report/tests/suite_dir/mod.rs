@@ -34,9 +34,16 @@ pub(crate) fn document(n: usize, l: usize, b: usize) -> Value {
     let (ttft, gap) = (ttft_p50(n, l, b), gap_max(n, l, b));
     let ttft = spread(ttft, 2.0 * ttft, 2.5 * ttft);
     let gaps = spread(5.0, gap / 2.0, gap);
-    let class = json!({"ttft_ms": ttft, "itl_ms": gaps, "event_gap_ms": gaps});
+    let class = json!({
+        "ttft_ms": ttft, "itl_ms": gaps, "event_gap_ms": gaps,
+        "counts": {"offered": 50}, "tokens": {"input_planned": 50_000, "output": 400},
+    });
     json!({
         "schema_version": 1,
+        "identity": {"model": "synthetic-tiny-seed1", "server": "own-engine",
+                     "route": "/v1/completions", "created": format!("2026-01-01T00:{b:02}:00Z")},
+        "slo": {"ttft:500": {"limit_ms": 500.0, "met": 50, "share": 1.0}},
+        "cache": {"state": "asis"},
         "ttft_ms": ttft, "itl_ms": gaps, "event_gap_ms": gaps,
         "driver_lag_ms": spread(0.05, 0.2, 0.3),
         "rates": {"output_tps": (1000 + 100 * n + b) as f64, "goodput_rps": null},
