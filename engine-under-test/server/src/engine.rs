@@ -12,14 +12,14 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use pb_contract::{Clock, EngineConfig, EngineRequest, RequestId, StepRow};
+use pb_contract::{Clock, EngineConfig, EngineRequest, RequestId, StepRow, TransferLine};
 use pb_core::disagg::KvTask;
 use tokio::sync::oneshot;
 
 use crate::collector::{Collector, Failure, Reader};
 use crate::core_api::{Core, CoreStatus};
 use crate::kv::KvFacts;
-use crate::kv_routes::{CacheLine, TransferLine};
+use crate::kv_routes::CacheLine;
 use crate::live::{LiveRequests, StepTimes};
 use crate::metrics::Metrics;
 use crate::options::ServerOptions;
@@ -338,6 +338,8 @@ impl EngineLoop {
         for row in self.core.take_transfers() {
             let line = TransferLine {
                 seq: *transfer,
+                told_ns: self.clock.now(),
+                worker: None,
                 row,
             };
             self.shared.transfers.push(line, &self.shared.waits);

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use axum::Json;
 use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::header;
+use axum::http::{HeaderValue, header};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use futures_util::stream;
+use pb_contract::TransferLine;
 use pb_kv::{BlockHash, CacheEvent};
-use pb_transfer::TransferRow;
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -21,19 +21,14 @@ use crate::error::ApiError;
 use crate::phase::Phase;
 use crate::steps::{Numbered, Ring};
 
-/// A row of a transfer with its number.
-#[derive(Clone, Debug, Serialize)]
-pub(crate) struct TransferLine {
-    pub(crate) seq: u64,
-    #[serde(flatten)]
-    pub(crate) row: TransferRow,
-}
-
 impl Numbered for TransferLine {
     fn number(&self) -> u64 {
         self.seq
     }
 }
+
+/// Whose rows these are.
+const ENGINE_HEADER: &str = "x-prefillbench-engine";
 
 /// A change of the cache with its number.
 #[derive(Clone, Debug)]
@@ -120,13 +115,20 @@ pub(crate) async fn worker(State(app): State<Arc<App>>) -> Json<Value> {
 }
 
 /// Rows of transfers from this server as they end, one JSON object a line, from row `from` on. A
-/// line `{"dropped":k}` stands where `k` rows were gone before they could be read.
+/// line `{"dropped":k}` stands where `k` rows were gone before they could be read. A header names
+/// the engine: another one has numbers of its own.
 pub(crate) async fn transfers(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Response, ApiError> {
     let from = number(request.uri().query(), "from")?;
-    Ok(stream_rows(app, from, |shared| &shared.transfers))
+    let engine = app.engine_id();
+    let mut answer = stream_rows(app, from, |shared| &shared.transfers);
+    // A name that no header can carry is nobody's.
+    if let Ok(name) = HeaderValue::from_str(&engine) {
+        answer.headers_mut().insert(ENGINE_HEADER, name);
+    }
+    Ok(answer)
 }
 
 /// The answer that gives the rows of a ring as they come.

@@ -23,6 +23,7 @@ pub mod plan;
 pub mod request;
 pub mod rng;
 pub mod rows;
+pub mod transfer;
 pub mod wire;
 
 pub use clock::{Clock, Nanos, VirtualClock, WallClock};
@@ -38,3 +39,4 @@ pub use manifest::RunManifest;
 pub use request::{EngineEvent, EngineRequest, FinishReason, SamplingParams, TokenLogprobs};
 pub use rng::Stream;
 pub use rows::{Buckets, RequestRow, RequestStatus, StepRow, TokenRow};
+pub use transfer::{TransferEnd, TransferLine, TransferRow};

@@ -33,6 +33,7 @@ pub mod endpoint;
 pub mod error;
 pub mod error_body;
 pub mod events;
+pub mod follow;
 mod fuzz;
 mod http;
 mod http1;

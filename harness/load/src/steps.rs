@@ -1,58 +1,20 @@
 //! Reading the engine's own steps while it runs.
-//!
-//! A server that tells its steps (`GET /steps/stream?from=N`, one JSON object a line, without
-//! end) lets a run explain a stall: the step rows carry instants of the same machine clock as the
-//! token rows. The reader has a connection and a thread of its own, so it delays no request.
 
-use bytes::Bytes;
-use hyper::Method;
-use pb_contract::{Nanos, StepRow};
-use serde::Deserialize;
+use pb_contract::StepRow;
 
 use crate::endpoint::Endpoint;
 use crate::error::LoadError;
-use crate::error_body::error_text;
-use crate::http::{Conn, Read};
-use crate::shell_wall::{StopSignal, runtime};
-use crate::wire::request;
-
-/// Longest line accepted.
-const MAX_LINE_BYTES: usize = 1 << 20;
-
-/// Silence after a stop that ends the reading: what the engine did last has then arrived.
-const QUIET: Nanos = Nanos::from_millis(200);
+use crate::follow::{RowItem, RowReader, RowsEnd, read_rows};
+use crate::shell_wall::StopSignal;
 
 /// Route of the stream.
 const ROUTE: &str = "/steps/stream";
 
 /// One line of the stream.
-// Items are handed on one by one and not kept, so their size costs nothing.
-#[allow(clippy::large_enum_variant)]
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum StepItem {
-    /// A step.
-    Row(StepRow),
-    /// The reader was too late for so many steps.
-    Dropped(u64),
-}
+pub type StepItem = RowItem<StepRow>;
 
 /// What was read.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct StepEnd {
-    /// Steps.
-    pub rows: u64,
-    /// Steps that the server had dropped before they were read.
-    pub dropped: u64,
-    /// The server ended the stream, not the caller.
-    pub ended_by_server: bool,
-}
-
-#[derive(Deserialize)]
-#[serde(untagged)]
-enum Line {
-    Dropped { dropped: u64 },
-    Row(Box<StepRow>),
-}
+pub type StepEnd = RowsEnd;
 
 /// Reads steps from number `from` on and hands each to `on`, until `stop` is on and the stream
 /// has been silent for 200 ms, or the server ends it.
@@ -63,111 +25,14 @@ pub async fn read_steps(
     endpoint: &Endpoint,
     from: u64,
     stop: StopSignal,
-    mut on: impl FnMut(StepItem),
+    on: impl FnMut(StepItem),
 ) -> Result<StepEnd, LoadError> {
-    let name = format!("GET {}?from={from}", endpoint.path(ROUTE));
-    let secrets = endpoint.secrets();
-    let control = |reason: String| LoadError::Control {
-        request: name.clone(),
-        reason: secrets.hide(&reason).into_owned(),
-    };
-    let mut conn = Conn::open(endpoint, endpoint.control_limits().connect_ns)
-        .await
-        .map_err(|failure| LoadError::connect(endpoint, failure))?;
-    let route = format!("{ROUTE}?from={from}");
-    let accept = "application/x-ndjson";
-    let built = request(endpoint, Method::GET, &route, accept, Bytes::new(), None);
-    let request = built.map_err(|error| control(error.to_string()))?;
-    let sent = conn.send(request).await;
-    let head = sent.map_err(|failure| control(failure.text()))?;
-    if head.status == 404 {
-        return Err(LoadError::Unsupported { request: name });
-    }
-    let mut lines = Lines::default();
-    let mut end = StepEnd::default();
-    loop {
-        let mut bytes = Vec::new();
-        let Some(read) = next_read(&mut conn, &mut bytes, &stop).await else {
-            return Ok(end);
-        };
-        if head.status != 200 && !bytes.is_empty() {
-            let message = error_text(&secrets.hide(&String::from_utf8_lossy(&bytes)));
-            return Err(LoadError::Status {
-                request: name,
-                status: head.status,
-                message,
-            });
-        }
-        lines
-            .feed(&bytes, |item| {
-                match item {
-                    StepItem::Row(_) => end.rows += 1,
-                    StepItem::Dropped(count) => end.dropped += count,
-                }
-                on(item);
-            })
-            .map_err(control)?;
-        match read {
-            Read::Data => {}
-            Read::End => {
-                end.ended_by_server = true;
-                return Ok(end);
-            }
-            Read::Broken(broken) => return Err(control(broken.text)),
-        }
-    }
-}
-
-/// The next bytes; `None` when the caller has stopped and nothing more comes.
-async fn next_read(conn: &mut Conn, bytes: &mut Vec<u8>, stop: &StopSignal) -> Option<Read> {
-    if !stop.is_stopped() {
-        tokio::select! {
-            biased;
-            read = conn.read(|_, part| bytes.extend_from_slice(part)) => return Some(read),
-            () = stop.stopped() => {}
-        }
-    }
-    let read = conn.read(|_, part| bytes.extend_from_slice(part));
-    tokio::time::timeout(QUIET.to_duration(), read).await.ok()
-}
-
-/// Cuts bytes into lines and lines into items.
-#[derive(Debug, Default)]
-struct Lines {
-    rest: Vec<u8>,
-}
-
-impl Lines {
-    fn feed(&mut self, bytes: &[u8], mut on: impl FnMut(StepItem)) -> Result<(), String> {
-        for piece in bytes.split_inclusive(|&byte| byte == b'\n') {
-            if self.rest.len() + piece.len() > MAX_LINE_BYTES {
-                return Err(format!("a line is longer than {MAX_LINE_BYTES} bytes"));
-            }
-            self.rest.extend_from_slice(piece);
-            if !piece.ends_with(b"\n") {
-                continue;
-            }
-            let line = self.rest.trim_ascii();
-            if !line.is_empty() {
-                let item = serde_json::from_slice(line)
-                    .map_err(|_| format!("not a step: {}", String::from_utf8_lossy(line)))?;
-                on(match item {
-                    Line::Dropped { dropped } => StepItem::Dropped(dropped),
-                    Line::Row(row) => StepItem::Row(*row),
-                });
-            }
-            self.rest.clear();
-        }
-        Ok(())
-    }
+    read_rows(endpoint, ROUTE, from, stop, on).await
 }
 
 /// A reader on a thread of its own.
 #[derive(Debug)]
-pub struct StepReader {
-    stop: StopSignal,
-    thread: std::thread::JoinHandle<Result<StepEnd, LoadError>>,
-}
+pub struct StepReader(RowReader);
 
 impl StepReader {
     /// Starts reading from step `from` on; `on` runs on the reader's thread.
@@ -179,17 +44,7 @@ impl StepReader {
         from: u64,
         on: impl FnMut(StepItem) + Send + 'static,
     ) -> Result<StepReader, LoadError> {
-        let (stop, endpoint) = (StopSignal::new(), endpoint.clone());
-        let signal = stop.clone();
-        let runtime = runtime()?;
-        let thread = std::thread::Builder::new()
-            .name("step-reader".to_owned())
-            .spawn(move || runtime.block_on(read_steps(&endpoint, from, signal, on)))
-            .map_err(|source| LoadError::System {
-                what: "cannot start a thread",
-                source,
-            })?;
-        Ok(StepReader { stop, thread })
+        RowReader::spawn(endpoint, ROUTE, from, on).map(StepReader)
     }
 
     /// Reads what is left and ends.
@@ -197,47 +52,6 @@ impl StepReader {
     /// # Errors
     /// Whatever went wrong while reading; rows handed out before remain good.
     pub fn stop(self) -> Result<StepEnd, LoadError> {
-        self.stop.stop();
-        self.thread.join().unwrap_or_else(|_| {
-            Err(LoadError::Control {
-                request: format!("GET {ROUTE}"),
-                reason: "the reader's callback panicked".to_owned(),
-            })
-        })
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn lines_in_any_split_give_the_same_items() {
-        let row = StepRow {
-            step: 7,
-            duration_ns: Nanos(9),
-            ..StepRow::default()
-        };
-        let text = format!(
-            "{}\n\n{{\"dropped\":3}}\r\n{{",
-            serde_json::to_string(&row).unwrap()
-        );
-        for cut in 0..=text.len() {
-            let (mut lines, mut items) = (Lines::default(), Vec::new());
-            for part in [&text.as_bytes()[..cut], &text.as_bytes()[cut..]] {
-                lines.feed(part, |item| items.push(item)).unwrap();
-            }
-            assert_eq!(items, [StepItem::Row(row), StepItem::Dropped(3)]);
-        }
-    }
-
-    #[test]
-    fn other_lines_are_refused() {
-        let mut lines = Lines::default();
-        let error = lines.feed(b"{\"step\":1}\n", |_| {}).unwrap_err();
-        assert!(error.starts_with("not a step"), "{error}");
-        let mut lines = Lines::default();
-        let long = vec![b' '; MAX_LINE_BYTES + 1];
-        assert!(lines.feed(&long, |_| {}).is_err());
+        self.0.stop()
     }
 }

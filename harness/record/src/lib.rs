@@ -10,6 +10,7 @@
 //!   requests.csv    one row a request, failures included
 //!   tokens.csv      one row a content event of a stream
 //!   steps.csv       one row an engine step, when the server tells
+//!   transfers.csv   one row a KV transfer between engines, when there were some
 //!   tables.json     rows, size and digest of each table, when the writer finished
 //!   ttft.hlog       HdrHistogram interval logs, derived from the rows; itl, event_gap, tpot and
 //!                   e2e beside it
@@ -27,6 +28,7 @@ pub mod step;
 pub mod stream;
 pub mod table;
 pub mod tables;
+pub mod transfer;
 pub mod visible;
 pub mod writer;
 
@@ -37,5 +39,6 @@ pub use reader::{RunData, RunReader};
 pub use step::StepRecord;
 pub use stream::{Record, RecordStream, read_rows};
 pub use tables::{Receipts, TABLES_FILE, TableReceipt};
+pub use transfer::{TransferRecord, read_transfers};
 pub use visible::{visible, wrapped};
 pub use writer::RunWriter;

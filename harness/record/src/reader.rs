@@ -16,6 +16,7 @@ use crate::error::RecordError;
 use crate::step::{FlatStep, StepRecord};
 use crate::table;
 use crate::tables::{Digesting, Receipts, TableReceipt, difference, receipts};
+use crate::transfer::{FlatTransfer, TransferRecord};
 use crate::writer::{MANIFEST, plain};
 
 /// Opens run directories.
@@ -38,6 +39,8 @@ pub struct RunData {
     pub tokens: Vec<TokenRow>,
     /// Engine steps, in the order of the file; empty when the server tells none.
     pub steps: Vec<StepRecord>,
+    /// KV transfers, in the order of the file; empty when the server told none.
+    pub transfers: Vec<TransferRecord>,
     /// What a reader of the run should know: cut-off lines, missing files, an unfinished run.
     pub notes: Vec<String>,
     /// Last lines that were cut off, over all tables.
@@ -69,7 +72,14 @@ impl RunReader {
         let tokens = read_table(dir, table::TOKENS, &mut told)?;
         let flat: Vec<FlatStep> = read_table(dir, table::STEPS, &mut told)?;
         let steps = flat.into_iter().map(StepRecord::from).collect();
+        let flat: Vec<FlatTransfer> = match dir.join(table::TRANSFERS).exists() {
+            true => read_table(dir, table::TRANSFERS, &mut told)?,
+            // Of no other table is that to be expected.
+            false => Vec::new(),
+        };
+        let transfers = flat.into_iter().map(TransferRecord::from).collect();
         let mut data = RunData::from_parts(dir, manifest, requests, tokens, steps)?;
+        data.transfers = transfers;
         data.notes.splice(0..0, notes);
         data.partial_lines = partial_lines;
         if data.manifest.state != RunState::Running {
@@ -126,6 +136,7 @@ impl RunData {
             requests,
             tokens,
             steps,
+            transfers: Vec::new(),
             notes: Vec::new(),
             partial_lines: 0,
             orphan_tokens,

@@ -18,6 +18,8 @@ pub const REQUESTS: &str = "requests.csv";
 pub const TOKENS: &str = "tokens.csv";
 /// File of the step rows.
 pub const STEPS: &str = "steps.csv";
+/// File of the rows of KV transfers; only where there were some.
+pub const TRANSFERS: &str = "transfers.csv";
 
 /// Columns of `requests.csv`.
 pub(crate) const REQUEST_COLUMNS: &[&str] = &[

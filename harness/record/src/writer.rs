@@ -9,7 +9,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use pb_contract::manifest::{RunManifest, RunState};
-use pb_contract::{RequestRow, StepRow, TokenRow};
+use pb_contract::{RequestRow, StepRow, TokenRow, TransferLine};
 use serde::Serialize;
 
 use crate::atomic::{write_atomic, write_json_atomic};
@@ -17,6 +17,7 @@ use crate::error::RecordError;
 use crate::step::{FlatStep, STEP_COLUMNS};
 use crate::table;
 use crate::tables::{Digesting, Receipts, TABLES_FILE};
+use crate::transfer::{FlatTransfer, TRANSFER_COLUMNS};
 
 /// Name of the manifest.
 pub(crate) const MANIFEST: &str = "manifest.json";
@@ -80,6 +81,8 @@ pub struct RunWriter {
     requests: Appender,
     tokens: Appender,
     steps: Appender,
+    /// Made with the first row: most servers have no transfers.
+    transfers: Option<Appender>,
 }
 
 impl RunWriter {
@@ -101,6 +104,7 @@ impl RunWriter {
             requests: open(table::REQUESTS, table::REQUEST_COLUMNS)?,
             tokens: open(table::TOKENS, table::TOKEN_COLUMNS)?,
             steps: open(table::STEPS, STEP_COLUMNS)?,
+            transfers: None,
         })
     }
 
@@ -150,6 +154,35 @@ impl RunWriter {
         self.steps.rows(&flat)
     }
 
+    /// Appends KV transfers of an arm in a block; without any the table is not made.
+    ///
+    /// # Errors
+    /// Whatever the file system says.
+    pub fn transfers(
+        &mut self,
+        arm: &str,
+        block: u32,
+        lines: &[TransferLine],
+    ) -> Result<(), RecordError> {
+        if lines.is_empty() {
+            return Ok(());
+        }
+        let mut arm = arm.to_owned();
+        table::flatten(&mut arm);
+        let flat: Vec<FlatTransfer> = lines
+            .iter()
+            .map(|line| FlatTransfer::new(&arm, block, line))
+            .collect();
+        let table = match &mut self.transfers {
+            Some(table) => table,
+            none => none.insert(Appender::create(
+                self.dir.join(table::TRANSFERS),
+                TRANSFER_COLUMNS,
+            )?),
+        };
+        table.rows(&flat)
+    }
+
     /// Stores a value as `name` (for example `notes.json`), atomically.
     ///
     /// # Errors
@@ -177,11 +210,13 @@ impl RunWriter {
     /// Whatever the file system says.
     pub fn finish(mut self, state: RunState) -> Result<RunManifest, RecordError> {
         let mut receipts = Receipts::new();
-        for (name, table) in [
+        let always = [
             (table::REQUESTS, &self.requests),
             (table::TOKENS, &self.tokens),
             (table::STEPS, &self.steps),
-        ] {
+        ];
+        let transfers = self.transfers.iter().map(|table| (table::TRANSFERS, table));
+        for (name, table) in always.into_iter().chain(transfers) {
             table.sync()?;
             receipts.insert(name.to_owned(), table.digesting.receipt(table.rows));
         }

@@ -73,13 +73,7 @@ pub struct KvStats {
 impl KvStats {
     /// A transfer from here has ended.
     pub(super) fn sent(&mut self, window: &mut Window, row: &TransferRow) {
-        let end = match row.ended {
-            Ended::Acknowledged => "acknowledged",
-            Ended::Expired => "expired",
-            Ended::Aborted => "aborted",
-            Ended::PeerDead => "peer_dead",
-        };
-        *self.sent_by_end.entry(end).or_default() += 1;
+        *self.sent_by_end.entry(row.ended.name()).or_default() += 1;
         self.sent_bytes += row.bytes;
         if row.ended == Ended::Acknowledged {
             let waited = row.queue_wait_ns.unwrap_or(0);

@@ -140,7 +140,10 @@ fn what_nobody_claims_is_freed_and_a_late_claim_finds_nothing() {
     let prefill = pair.prefill.as_mut().unwrap();
     let rows = prefill.take_rows();
     assert_eq!(rows.len(), 1);
-    assert_eq!((rows[0].cells, rows[0].cause), (0, Some("expired")));
+    assert_eq!(
+        (rows[0].cells, rows[0].cause.as_deref()),
+        (0, Some("expired"))
+    );
     assert!(
         rows[0].total_ns >= 30_000_000,
         "not before the lease is over"

@@ -14,7 +14,7 @@ use crate::cells::Span;
 use crate::handshake::{Allow, Peer};
 use crate::memory::{Memory, Region};
 use crate::message::{Cause, Granularity, Mode, TransferId};
-use crate::row::{Defect, Ended, TransferRow};
+use crate::row::{self, Defect, Ended, TransferRow};
 use crate::source::Lend;
 use crate::transport::Transport;
 
@@ -246,8 +246,9 @@ fn unclaimed(common: &Common, held: &Held) {
     let names = [options.mode.name(), options.granularity.name()];
     let (ticket, blocks) = (held.ticket, held.blocks.len() as u32);
     let request = RequestId(ticket);
-    let mut row = TransferRow::start(TransferId(0), request, names, held.tokens, blocks);
-    row.set_end(Ended::Expired, Some(Cause::Expired));
+    let (id, since) = (TransferId(0), held.since);
+    let mut row = row::start(id, request, names, held.tokens, blocks, since);
+    row::set_end(&mut row, Ended::Expired, Some(Cause::Expired));
     row.total_ns = common.clock.now().saturating_sub(held.since).0;
     row.exposed_ns = Some(row.total_ns);
     (common.tell)(ExportEvent::Row(row));

@@ -12,7 +12,7 @@ use pb_contract::{BlockId, Nanos};
 
 use crate::cells::{CellSet, Span};
 use crate::message::{Cause, Granularity, Message, Offer, TransferId};
-use crate::row::{Defect, Ended, TransferRow};
+use crate::row::{self, Defect, Ended, TransferRow};
 
 /// A cell may be asked for again this many times on average; a sink that wants more is broken.
 const RESENDS_PER_CELL: u64 = 4;
@@ -79,7 +79,7 @@ impl Source {
             })));
         let names = [lend.mode.name(), lend.granularity.name()];
         let lease = Lease {
-            row: TransferRow::start(id, lend.request, names, lend.tokens, blocks),
+            row: row::start(id, lend.request, names, lend.tokens, blocks, now),
             offered: now,
             deadline: now + self.config.lease,
             prefill_ended: None,
@@ -214,6 +214,9 @@ impl Source {
             lease.row.frames += 1;
             lease.row.cells += span.cells();
             lease.row.bytes += posted.bytes;
+            if lease.prefill_ended.is_none() {
+                lease.row.early_bytes += posted.bytes;
+            }
             lease.row.descriptors += posted.descriptors;
             lease.row.copy_ns += posted.copy_ns;
         }
@@ -387,7 +390,7 @@ impl Source {
             _ => true,
         });
         lease.ending = true;
-        lease.row.set_end(ended, cause);
+        row::set_end(&mut lease.row, ended, cause);
         lease.pending = lease.empty(self.config.layers);
         if lease.in_flight == 0 || defect == Defect::FreeInFlight {
             self.finish(now, id);

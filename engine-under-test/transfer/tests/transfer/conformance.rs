@@ -32,7 +32,10 @@ fn every_mode_and_granularity_gives_the_same_bytes_and_the_right_counts() {
             assert_eq!((row.cells, row.resent_cells), (10, 0), "{rig:?} {how:?}");
             assert_eq!((row.tokens, row.blocks), (19, 5));
             assert_eq!((row.total_ns, row.exposed_ns), (1_500, Some(500)));
-            assert_eq!((row.mode, row.granularity), (how.0.name(), how.1.name()));
+            assert_eq!(
+                (&*row.mode, &*row.granularity),
+                (how.0.name(), how.1.name())
+            );
             run.check_clean();
         }
     }

@@ -54,7 +54,7 @@ fn a_cell_that_stays_corrupt_fails_the_transfer_on_both_sides() {
             .until("failure", |e| e.failed().is_some() && e.freed().is_some());
         assert_eq!(run.engines.failed(), Some(Cause::Corrupt), "{rig:?}");
         assert_eq!(run.engines.freed(), Some(Ended::Aborted));
-        assert_eq!(run.row().cause, Some("corrupt"));
+        assert_eq!(run.row().cause.as_deref(), Some("corrupt"));
         assert!(!run.engines.started());
         run.check_clean();
     }
@@ -202,7 +202,7 @@ fn the_death_of_either_side_is_an_outcome_of_the_other() {
                 run.engines.sink = None;
                 run.engines.until("end", |e| e.freed().is_some());
                 assert_eq!(run.engines.freed(), Some(Ended::PeerDead), "{rig:?}");
-                assert_eq!(run.row().cause, Some("link_down"));
+                assert_eq!(run.row().cause.as_deref(), Some("link_down"));
             } else {
                 run.engines.source = None;
                 run.engines.until("end", |e| e.failed().is_some());

@@ -15,8 +15,10 @@ use anyhow::{Context, Result, bail};
 use pb_bench::files::RunFiles;
 use pb_bench::{DOCUMENT_FILE, SERVER_FILE, ServerPoint};
 use pb_judge::run::{RunNotes, RunVerdict, judge};
-use pb_record::{RecordStream, RunReader, read_rows, write_atomic, write_json_atomic};
-use pb_report::bench::{BenchReport, Pictures, TRANSFERS_FILE};
+use pb_record::{
+    RecordStream, RunReader, read_rows, read_transfers, write_atomic, write_json_atomic,
+};
+use pb_report::bench::{BenchReport, Pictures};
 
 use super::quickstart::NOTES_FILE;
 use crate::args::{ReportArgs, ReportWhat};
@@ -135,7 +137,8 @@ impl RenderedBench {
 pub(crate) fn render_bench(dir: &Path) -> Result<RenderedBench> {
     let run = pb_bench::files::read(dir)?;
     let server: Vec<ServerPoint> = read_rows(dir, SERVER_FILE)?.unwrap_or_default();
-    let transfers = read_rows(dir, TRANSFERS_FILE)?.unwrap_or_default();
+    let transfers = read_transfers(dir)?.unwrap_or_default();
+    let transfers = transfers.into_iter().map(|one| one.line.row).collect();
     let mut pictures = Pictures::new(&run.document, &run.tally, server).with_transfers(transfers);
     // The rows once more: what pictures need of the tokens depends on the whole run.
     let mut stream = RecordStream::open(dir)?;

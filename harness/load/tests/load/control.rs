@@ -188,5 +188,5 @@ async fn a_server_without_steps_says_so_and_one_that_ends_is_noted() {
     let error = read_steps(&wrong.endpoint(), 0, StopSignal::new(), |_| {})
         .await
         .unwrap_err();
-    assert!(error.to_string().contains("not a step"), "{error}");
+    assert!(error.to_string().contains("not a row"), "{error}");
 }

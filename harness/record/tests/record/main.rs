@@ -5,3 +5,4 @@ mod directory;
 mod kill;
 mod metrics;
 mod stream;
+mod transfers;

@@ -7,11 +7,9 @@
 use std::collections::BTreeMap;
 
 use pb_bench::{Distribution, Document, ServerPoint, Tally};
-use pb_contract::{FailKind, Nanos, RequestRow, RequestStatus, TokenRow};
+use pb_contract::{FailKind, Nanos, RequestRow, RequestStatus, TokenRow, TransferRow};
 use pb_judge::run::Counted;
 use pb_record::metrics::{Repeated, event_gaps, request_metrics};
-
-use super::transfers::TransferNote;
 
 /// Requests drawn one by one: the first ones by arrival.
 pub(crate) const FIRST: usize = 200;
@@ -77,7 +75,7 @@ pub struct Pictures {
     pub(crate) gaps: BTreeMap<u64, (u64, u64)>,
     pub(crate) stall_ns: Option<u64>,
     pub(crate) server: Vec<ServerPoint>,
-    pub(crate) transfers: Vec<TransferNote>,
+    pub(crate) transfers: Vec<TransferRow>,
     pub(crate) failures: Vec<Failure>,
     pub(crate) more_failures: u64,
     /// Numbers in `dots` of those that are drawn one by one.
@@ -137,7 +135,7 @@ impl Pictures {
 
     /// Takes in the KV transfers between the workers of the run.
     #[must_use]
-    pub fn with_transfers(mut self, transfers: Vec<TransferNote>) -> Pictures {
+    pub fn with_transfers(mut self, transfers: Vec<TransferRow>) -> Pictures {
         self.transfers = transfers;
         self
     }

@@ -12,7 +12,6 @@ mod transfers;
 mod waterfall;
 
 pub use collect::Pictures;
-pub use transfers::{TRANSFERS_FILE, TransferNote};
 
 use pb_bench::Document;
 use pb_record::visible;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use pb_contract::TransferRow;
 
 use super::sections::{SPREAD, spread_row};
 use crate::plots::{Figure, WIDTH};
@@ -13,46 +13,22 @@ use crate::svg::scale::Scale;
 use crate::table::Table;
 use pb_bench::Spread;
 
-/// File of the transfers in a run directory.
-pub const TRANSFERS_FILE: &str = "transfers.csv";
-
 const HEIGHT: f64 = 260.0;
 
-/// A transfer, as far as a report shows it; further columns are passed over.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct TransferNote {
-    /// Tokens whose keys and values were sent.
-    pub tokens: u64,
-    /// Bytes sent, those sent again included.
-    pub bytes: u64,
-    /// From the offer until the other side first asked; none when it never did.
-    pub queue_wait_ns: Option<u64>,
-    /// Reading memory.
-    pub copy_ns: u64,
-    /// On the connection, summed over frames.
-    pub wire_ns: u64,
-    /// From the offer to the end.
-    pub total_ns: u64,
-    /// Of this, what lay behind the end of the prefill; none when the prefill did not end before.
-    pub exposed_ns: Option<u64>,
-    /// How it ended.
-    pub ended: String,
-}
-
 /// Whether it moved anything in a time that can be divided by.
-fn rate(one: &TransferNote) -> Option<f64> {
+fn rate(one: &TransferRow) -> Option<f64> {
     (one.total_ns > 0 && one.bytes > 0).then(|| one.bytes as f64 / (one.total_ns as f64 / 1e9))
 }
 
 /// The section; absent without transfers.
-pub(super) fn section(all: &[TransferNote]) -> Option<Section> {
+pub(super) fn section(all: &[TransferRow]) -> Option<Section> {
     if all.is_empty() {
         return None;
     }
     let mut section = Section::new("transfers", "KV transfers");
     let mut ends: BTreeMap<&str, u64> = BTreeMap::new();
     for one in all {
-        *ends.entry(&one.ended).or_default() += 1;
+        *ends.entry(one.ended.name()).or_default() += 1;
     }
     let ends: Vec<String> = ends.iter().map(|(end, n)| format!("{n} {end}")).collect();
     let bytes: u64 = all.iter().fold(0, |sum, one| sum.saturating_add(one.bytes));
@@ -70,7 +46,7 @@ pub(super) fn section(all: &[TransferNote]) -> Option<Section> {
         1,
         &SPREAD,
     );
-    type Of = fn(&TransferNote) -> Option<u64>;
+    type Of = fn(&TransferRow) -> Option<u64>;
     let rows: [(&str, Of); 5] = [
         ("total", |one| Some(one.total_ns)),
         ("exposed", |one| one.exposed_ns),
@@ -89,8 +65,8 @@ pub(super) fn section(all: &[TransferNote]) -> Option<Section> {
 }
 
 /// Time against bytes; absent when nothing was moved.
-pub(super) fn figure(all: &[TransferNote]) -> Option<Figure> {
-    let moved: Vec<&TransferNote> = all.iter().filter(|one| rate(one).is_some()).collect();
+pub(super) fn figure(all: &[TransferRow]) -> Option<Figure> {
+    let moved: Vec<&TransferRow> = all.iter().filter(|one| rate(one).is_some()).collect();
     if moved.is_empty() {
         return None;
     }
@@ -104,13 +80,13 @@ pub(super) fn figure(all: &[TransferNote]) -> Option<Figure> {
         crate::format::significant(median / f64::from(1 << 20))
     );
     let mut svg = Svg::new("transfers", WIDTH, HEIGHT, &title, &words);
-    let mib = |one: &TransferNote| one.bytes as f64 / f64::from(1 << 20);
-    let ms = |one: &TransferNote| one.total_ns as f64 / 1e6;
+    let mib = |one: &TransferRow| one.bytes as f64 / f64::from(1 << 20);
+    let ms = |one: &TransferRow| one.total_ns as f64 / 1e6;
     let x = Scale::log(moved.iter().map(|one| mib(one)));
     let y = Scale::log(moved.iter().map(|one| ms(one)));
     let frame = Frame::new(&svg, 14.0, HEIGHT, x, y);
     frame.draw(&mut svg, "MiB (log)", "total, ms (log)");
-    let at = |one: &&TransferNote| (frame.x.px(mib(one)).round(), frame.y.px(ms(one)).round());
+    let at = |one: &&TransferRow| (frame.x.px(mib(one)).round(), frame.y.px(ms(one)).round());
     let points: Vec<(f64, f64)> = moved.iter().map(at).collect();
     svg.marks(&arm_class("cloud", 0), &points, 3.0);
     Some(Figure {
@@ -122,18 +98,19 @@ pub(super) fn figure(all: &[TransferNote]) -> Option<Figure> {
 
 #[cfg(test)]
 mod tests {
+    use pb_contract::TransferEnd;
+
     use super::*;
 
-    fn note(bytes: u64, total_ms: u64, exposed_ms: Option<u64>) -> TransferNote {
-        TransferNote {
+    fn note(bytes: u64, total_ms: u64, exposed_ms: Option<u64>) -> TransferRow {
+        TransferRow {
             tokens: 16,
             bytes,
-            queue_wait_ns: None,
-            copy_ns: 0,
             wire_ns: total_ms * 1_000_000,
             total_ns: total_ms * 1_000_000,
             exposed_ns: exposed_ms.map(|ms| ms * 1_000_000),
-            ended: "acknowledged".to_owned(),
+            ended: TransferEnd::Acknowledged,
+            ..TransferRow::default()
         }
     }
 

@@ -22,6 +22,7 @@ mod stages;
 mod steps;
 mod template;
 mod tokenizer;
+mod transfers;
 mod unsent;
 mod warm;
 mod warmup;

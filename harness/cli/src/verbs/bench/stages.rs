@@ -26,6 +26,7 @@ use super::offer::{Offer, offer};
 use super::settings::Settings;
 use super::steps::{StepWatch, engine_config};
 use super::tokenizer::TargetTokenizer;
+use super::transfers::{self, TransferWatch};
 use super::unsent::unsent;
 use super::warm::{CacheAsk, CacheCell};
 use super::warmup::{self, typical};
@@ -218,6 +219,7 @@ impl Stages {
         })?;
         let observer = self.observer(receipts.target, &endpoint, writer.dir())?;
         let steps = StepWatch::start(receipts.target, &endpoint)?;
+        let moved = TransferWatch::start(receipts.target, &endpoint)?;
         let dir = writer.dir().display().to_string();
         self.progress
             .phase(format!("measuring; run directory: {dir}"));
@@ -249,6 +251,7 @@ impl Stages {
         logs.write(writer.dir(), &receipts.created)?;
         let observed = observer.map(|o| o.stop(tally.rows())).transpose()?;
         keep_steps(steps, writer, &mut conditions)?;
+        transfers::keep(moved, writer, &mut conditions)?;
         keep_unsent(&cell.plan, &summary, writer, &mut tally)?;
         conditions.frame = self.frame(schedule, &summary);
         conditions.load.connections = Some(connections(&summary, endpoint.is_secure()));

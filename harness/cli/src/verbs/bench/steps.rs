@@ -34,7 +34,7 @@ pub(crate) struct StepWatch {
 }
 
 /// Whether the server is this project's engine on this machine.
-fn is_own(target: &Target, endpoint: &Endpoint) -> bool {
+pub(super) fn is_own(target: &Target, endpoint: &Endpoint) -> bool {
     let authority = endpoint.authority();
     let host = authority
         .rsplit_once(':')
@@ -103,6 +103,8 @@ fn keep(kept: &Mutex<Kept>, from: Nanos, item: StepItem) {
         // Those that were gone before the window are none of it.
         StepItem::Dropped(_) if kept.rows.is_empty() => {}
         StepItem::Dropped(count) => kept.lost += count,
+        // At least one; an engine knows how many.
+        StepItem::Lost(_) => kept.lost += 1,
     }
 }
 

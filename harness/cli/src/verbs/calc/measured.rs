@@ -2,39 +2,27 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, ensure};
-use pb_contract::formulas as f;
+use anyhow::{Context, Result, bail, ensure};
+use pb_contract::{TransferEnd, TransferRow, formulas as f};
+use pb_record::read_transfers;
+use pb_record::table::TRANSFERS;
 use pb_stats::nearest_rank;
-use serde::Deserialize;
 use serde_json::json;
 
 use super::Line;
-
-/// Table of transfers in a run directory.
-const TABLE: &str = "transfers.csv";
-
-/// What is read of a row; the table has more.
-#[derive(Debug, Deserialize)]
-struct Row {
-    tokens: u64,
-    bytes: u64,
-    queue_wait_ns: Option<u64>,
-    total_ns: u64,
-    exposed_ns: Option<u64>,
-    ended: String,
-}
 
 /// Lines on the transfers of the run in `dir`, given the bytes that a token has and the link.
 pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<Line>> {
     let rows = read(dir)?;
     let all = rows.len();
-    let good: Vec<Row> = rows
+    let good: Vec<TransferRow> = rows
         .into_iter()
-        .filter(|row| row.ended == "acknowledged")
+        .filter(|row| row.ended == TransferEnd::Acknowledged)
         .collect();
-    let payload = |row: &&Row| u128::from(row.bytes) == u128::from(row.tokens) * bytes_per_token;
-    let ideal_ms = |row: &Row| f::ideal_transfer_ms(row.bytes as f64, link);
-    let total_ms = |row: &Row| row.total_ns as f64 / 1e6;
+    let payload =
+        |row: &&TransferRow| u128::from(row.bytes) == u128::from(row.tokens) * bytes_per_token;
+    let ideal_ms = |row: &TransferRow| f::ideal_transfer_ms(row.bytes as f64, link);
+    let total_ms = |row: &TransferRow| row.total_ns as f64 / 1e6;
     let bytes: u128 = good.iter().map(|row| u128::from(row.bytes)).sum();
     let time: u128 = good.iter().map(|row| u128::from(row.total_ns)).sum();
     let rate = (time > 0).then(|| bytes as f64 / (time as f64 / 1e9));
@@ -96,14 +84,18 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
     Ok(lines)
 }
 
-fn read(dir: &Path) -> Result<Vec<Row>> {
-    let path = dir.join(TABLE);
-    let place = || format!("--run {}", path.display());
-    let mut reader = csv::Reader::from_path(&path).with_context(place)?;
-    let rows = reader.deserialize().collect::<Result<Vec<Row>, _>>();
-    let rows = rows.with_context(place)?;
+fn read(dir: &Path) -> Result<Vec<TransferRow>> {
+    let path = dir.join(TRANSFERS);
+    let place = || format!("--run {}", dir.display());
+    let rows = read_transfers(dir).with_context(place)?;
+    let Some(rows) = rows else {
+        bail!(
+            "--run {}: there is no such file; a run has one when its server told of KV transfers",
+            path.display()
+        );
+    };
     ensure!(!rows.is_empty(), "{}: no transfer in it", path.display());
-    Ok(rows)
+    Ok(rows.into_iter().map(|one| one.line.row).collect())
 }
 
 fn ms(values: impl Iterator<Item = u64>) -> Vec<f64> {
@@ -119,7 +111,7 @@ mod tests {
 
     fn of(rows: &str) -> Result<Vec<Line>> {
         let dir = tempfile::tempdir().unwrap();
-        std::fs::write(dir.path().join(TABLE), format!("{HEAD}\n{rows}")).unwrap();
+        std::fs::write(dir.path().join(TRANSFERS), format!("{HEAD}\n{rows}")).unwrap();
         lines(dir.path(), 1000, 1e6)
     }
 
