@@ -18,6 +18,9 @@ use tokio::time::timeout;
 
 use super::sse::SseReader;
 
+/// Name of the engine whose rows an answer has.
+const ENGINE_HEADER: &str = "x-prefillbench-engine";
+
 /// Address of a worker: `http://HOST:PORT`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct WorkerUrl {
@@ -101,6 +104,8 @@ pub(crate) struct LegLimits {
 pub(crate) struct Leg {
     pub(crate) status: StatusCode,
     pub(crate) kind: Option<HeaderValue>,
+    /// The engine that answers, where it says so.
+    pub(crate) engine: Option<HeaderValue>,
     body: Incoming,
     events: SseReader,
     limits: LegLimits,
@@ -151,6 +156,7 @@ pub(crate) async fn send(
             return Ok(Leg {
                 status: answer.status(),
                 kind: answer.headers().get(header::CONTENT_TYPE).cloned(),
+                engine: answer.headers().get(ENGINE_HEADER).cloned(),
                 body: answer.into_body(),
                 events: SseReader::default(),
                 limits,
@@ -201,6 +207,31 @@ impl Leg {
                 return Err(LegError::new(LegFault::Nonsense, why));
             }
         }
+    }
+
+    /// The next lines, without their ends; none at the end of the stream. What stands behind the
+    /// last line feed is kept in `rest` for the next time.
+    pub(crate) async fn lines(
+        &mut self,
+        rest: &mut Vec<u8>,
+    ) -> Result<Option<Vec<Vec<u8>>>, LegError> {
+        let Some(bytes) = self.bytes().await? else {
+            return Ok(None);
+        };
+        let mut lines = Vec::new();
+        for part in bytes.split_inclusive(|&byte| byte == b'\n') {
+            let limit = self.limits.answer_bytes;
+            if rest.len() + part.len() > limit {
+                let why = format!("a line is longer than {limit} bytes");
+                return Err(LegError::new(LegFault::Nonsense, why));
+            }
+            rest.extend_from_slice(part);
+            if rest.last() == Some(&b'\n') {
+                let line = std::mem::take(rest);
+                lines.extend((!line.trim_ascii().is_empty()).then_some(line));
+            }
+        }
+        Ok(Some(lines))
     }
 
     /// All that is left.

@@ -1,7 +1,7 @@
 //! The router over HTTP: one OpenAI endpoint in front of the workers.
 //!
 //! Paths: `/v1/completions`, `/v1/chat/completions` (streamed or not), `/v1/models`, `/tokenize`,
-//! `/detokenize`, `/reset_prefix_cache` (of all workers), `/health`, `/metrics`.
+//! `/detokenize`, `/reset_prefix_cache` and `/transfers` (of all workers), `/health`, `/metrics`.
 //!
 //! The body of a request goes to the workers as it came, with `kv_transfer_params` added; see
 //! `docs/ROUTER.md` for what is asked of them.
@@ -22,6 +22,7 @@ mod polls;
 mod routes;
 mod shell;
 mod sse;
+mod transfers;
 
 use std::future::Future;
 use std::net::SocketAddr;
@@ -110,6 +111,7 @@ pub async fn serve(
     for id in workers {
         let (first, seen) = oneshot::channel();
         tasks.spawn(polls::run(Arc::clone(&shared), id, first));
+        tasks.spawn(transfers::follow(Arc::clone(&shared), id));
         asked.push(seen);
     }
     tasks.spawn(deadlines(Arc::clone(&shared)));

@@ -22,6 +22,7 @@ use super::join;
 use super::page;
 use super::peek::Peek;
 use super::shell::{Phase, Shared, Ticket};
+use super::transfers;
 use crate::machine::Command;
 use crate::stats::Outcome;
 use crate::worker::WorkerId;
@@ -42,6 +43,7 @@ pub(crate) fn router(shared: Arc<Shared>) -> Router {
         .route("/tokenize", post(tokenize))
         .route("/detokenize", post(detokenize))
         .route("/reset_prefix_cache", post(reset_prefix_cache))
+        .route("/transfers", get(transfers::transfers))
         .fallback(async || ApiError::new(StatusCode::NOT_FOUND, "NotFoundError", "Not Found"))
         .layer(middleware::from_fn_with_state(
             Arc::clone(&shared),

@@ -13,6 +13,7 @@ use super::body::BodyMemory;
 use super::client::{self, Leg, LegError, LegFault, LegLimits, WorkerUrl};
 use super::naming::Namings;
 use super::options::RouterOptions;
+use super::transfers::TransferLog;
 use crate::machine::{Command, Router};
 use crate::stats::Outcome;
 use crate::worker::{Ask, WorkerId};
@@ -46,6 +47,7 @@ pub(crate) struct Shared {
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) bodies: Arc<BodyMemory>,
     pub(crate) namings: Mutex<Namings>,
+    pub(crate) transfers: TransferLog,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Tells the operator something.
     pub(crate) say: Box<dyn Fn(&str) + Send + Sync>,
@@ -69,6 +71,7 @@ impl Shared {
             clock,
             bodies: Arc::default(),
             namings: Mutex::default(),
+            transfers: TransferLog::default(),
             phase,
             say,
         }

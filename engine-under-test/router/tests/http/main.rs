@@ -5,4 +5,5 @@ mod failing;
 mod joining;
 mod serving;
 mod setup;
+mod transfers;
 mod worker;

@@ -42,6 +42,8 @@ struct State {
     info: Value,
     events: Vec<Value>,
     polls: usize,
+    /// The engine's name, and its rows of transfers; none: it knows no such path.
+    transfers: Option<(String, Vec<Value>)>,
 }
 
 /// A worker.
@@ -139,6 +141,11 @@ impl Worker {
         }));
     }
 
+    /// Has the engine `name` tell these rows of transfers from now on.
+    pub(crate) fn transfers(&self, name: &str, rows: &[Value]) {
+        self.state.lock().unwrap().transfers = Some((name.to_owned(), rows.to_vec()));
+    }
+
     /// Requests to generate, in order.
     pub(crate) fn seen(&self) -> Vec<Seen> {
         self.state.lock().unwrap().seen.clone()
@@ -212,6 +219,16 @@ impl Worker {
                     "next_seq": state.events.len(), "events": new.collect::<Vec<_>>(),
                 })
                 .to_string()
+            }
+            "/transfers" => {
+                let Some((engine, rows)) = &state.transfers else {
+                    return Some(answer("404 Not Found", "{}"));
+                };
+                let from: u64 = seen.path.rsplit('=').next().unwrap().parse().unwrap();
+                let new = rows.iter().filter(|row| row["seq"].as_u64() >= Some(from));
+                let body: String = new.map(|row| format!("{row}\n")).collect();
+                let head = format!("200 OK\r\nx-prefillbench-engine: {engine}");
+                return Some(answer(&head, &body));
             }
             "/v1/models" => json!({ "object": "list", "data": [{ "id": "m" }] }).to_string(),
             "/tokenize" => {
