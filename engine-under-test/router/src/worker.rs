@@ -53,6 +53,8 @@ pub struct WorkerSpec {
     pub blocks_total: Option<usize>,
     /// Which of a prompt's lists of block names are its own, see [`Ask::names`].
     pub naming: usize,
+    /// Prompts of at least so many tokens are given away while it computes them; none: no prompt.
+    pub stream_min_tokens: Option<usize>,
 }
 
 impl WorkerSpec {
@@ -64,6 +66,7 @@ impl WorkerSpec {
             block_size,
             blocks_total: None,
             naming: 0,
+            stream_min_tokens: None,
         }
     }
 }

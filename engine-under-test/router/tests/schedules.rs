@@ -72,6 +72,7 @@ impl Run {
             let pools = [Pool::Prefill, Pool::Decode, Pool::Mixed];
             router.add_worker(WorkerSpec {
                 flexible: rng.below(2) == 0,
+                stream_min_tokens: (rng.below(2) == 0).then_some(30),
                 blocks_total: (rng.below(2) == 0).then_some(12),
                 ..WorkerSpec::new(pools[rng.below(3) as usize], 16)
             });
@@ -262,6 +263,7 @@ fn no_request_is_lost_and_no_account_is_wrong() {
         total.completed += stats.completed;
         total.retries += stats.retries;
         total.handed += stats.handed;
+        total.ahead += stats.ahead;
         total.handed_without_room += stats.handed_without_room;
         total.refused_queue_full += stats.refused_queue_full;
         total.refused_waited += stats.refused_waited;
@@ -278,6 +280,7 @@ fn no_request_is_lost_and_no_account_is_wrong() {
         ("completed", total.completed),
         ("retries", total.retries),
         ("handed", total.handed),
+        ("ahead", total.ahead),
         ("handed_without_room", total.handed_without_room),
         ("handed again", handed_again),
         ("queue full", total.refused_queue_full),

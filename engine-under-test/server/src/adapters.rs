@@ -127,6 +127,14 @@ impl Core for KvEngine {
         KvEngine::take_handed_off(self)
     }
 
+    fn take_fetched(&mut self) -> Vec<RequestId> {
+        KvEngine::take_fetched(self)
+    }
+
+    fn release(&mut self, ticket: u64) -> bool {
+        KvEngine::release(self, ticket)
+    }
+
     fn take_transfers(&mut self) -> Vec<TransferRow> {
         self.take_rows()
     }

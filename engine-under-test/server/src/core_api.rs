@@ -48,7 +48,7 @@ pub trait Core: Send {
     fn add_part(&mut self, request: EngineRequest, task: KvTask) -> Result<(), Refusal> {
         match task {
             KvTask::Whole => self.add(request),
-            KvTask::HandOff | KvTask::Take(_) => {
+            KvTask::HandOff | KvTask::Stream(_) | KvTask::Prefetch(_) | KvTask::Take(_) => {
                 let reason = "this engine computes whole requests only: start it with --role";
                 Err(Refusal(reason.to_owned()))
             }
@@ -72,6 +72,16 @@ pub trait Core: Send {
     /// Requests that ended in the last step and wait to be decoded elsewhere.
     fn take_handed_off(&mut self) -> Vec<HandedOff> {
         Vec::new()
+    }
+
+    /// Requests that only fetched KV ahead and have ended since the last call.
+    fn take_fetched(&mut self) -> Vec<RequestId> {
+        Vec::new()
+    }
+
+    /// Takes back KV that is held under a ticket. False when none is, or somebody has claimed it.
+    fn release(&mut self, _ticket: u64) -> bool {
+        false
     }
 
     /// Rows of transfers that ended since the last call.

@@ -48,6 +48,8 @@ enum Command {
     },
     Abort(Vec<RequestId>),
     Reset(oneshot::Sender<bool>),
+    /// Takes back what is held under a ticket.
+    Release(u64, oneshot::Sender<bool>),
     /// The core has been told something by another thread.
     Hear,
     AbortAll,
@@ -217,11 +219,23 @@ impl EngineHandle {
 
     /// Empties the prefix cache between two steps.
     pub(crate) async fn reset_prefix_cache(&self) -> Result<bool, Failure> {
+        self.ask(Command::Reset).await
+    }
+
+    /// Takes back KV that is held for another server; false when nobody holds any under `ticket`,
+    /// or somebody has claimed it.
+    pub(crate) async fn release(&self, ticket: u64) -> Result<bool, Failure> {
+        self.ask(|answer| Command::Release(ticket, answer)).await
+    }
+
+    /// Sends a command that is answered.
+    async fn ask(
+        &self,
+        command: impl FnOnce(oneshot::Sender<bool>) -> Command,
+    ) -> Result<bool, Failure> {
         let (answer, answered) = oneshot::channel();
         let gone = |()| Failure::Engine(self.dead().unwrap_or("the engine has stopped").to_owned());
-        self.commands
-            .send(Command::Reset(answer))
-            .map_err(|_| gone(()))?;
+        self.commands.send(command(answer)).map_err(|_| gone(()))?;
         answered.await.map_err(|_| gone(()))
     }
 
@@ -360,6 +374,9 @@ impl EngineLoop {
         for (id, reason) in self.core.hear() {
             self.live.fail(id, &Failure::Transfer(reason));
         }
+        for id in self.core.take_fetched() {
+            self.live.fetched(id, self.clock.now());
+        }
     }
 
     fn obey(&mut self, command: Command) -> bool {
@@ -381,6 +398,12 @@ impl EngineLoop {
                 // The client may have gone; the cache is empty all the same.
                 let _ = answer.send(success);
             }
+            Command::Release(ticket, answer) => {
+                let released = self.core.release(ticket);
+                self.shared.publish(&*self.core);
+                // Whoever asked may have gone; what was held is free all the same.
+                let _ = answer.send(released);
+            }
             Command::Hear => self.hear(),
             Command::AbortAll => {
                 let now = self.clock.now();
@@ -397,7 +420,11 @@ impl EngineLoop {
                 self.shared.released(members.len());
                 collector.fail(Failure::Engine(reason));
             }
-            Command::Abort(_) | Command::AbortAll | Command::Reset(_) | Command::Hear => {}
+            Command::Abort(_)
+            | Command::AbortAll
+            | Command::Reset(_)
+            | Command::Release(..)
+            | Command::Hear => {}
             Command::Stop => return false,
         }
         true
@@ -412,10 +439,8 @@ impl EngineLoop {
                 output,
                 task,
             } = member;
-            let hands_off = task == KvTask::HandOff;
             let collector = Arc::clone(&collector);
-            self.live
-                .insert(&request, choice, output, hands_off, collector);
+            self.live.insert(&request, choice, output, &task, collector);
             requests.push((request, task));
         }
         let ids: Vec<RequestId> = requests.iter().map(|(request, _)| request.id).collect();

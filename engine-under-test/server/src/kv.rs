@@ -5,7 +5,7 @@
 //! on. The router sends the same request there with that object.
 
 use pb_contract::TokenId;
-use pb_core::disagg::{HandedOff, KvSource, KvTask};
+use pb_core::disagg::{EarlySource, HandedOff, KvSource, KvTask};
 use pb_transfer::service::Remote;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -59,6 +59,9 @@ pub struct KvFacts {
     pub transport: &'static str,
     /// Where its KV is claimed; none when it hands nothing off.
     pub remote: Option<Remote>,
+    /// Prompts of at least so many tokens are given away while they are computed; none: no prompt
+    /// is.
+    pub stream_min_tokens: Option<usize>,
 }
 
 /// `kv_transfer_params` of a prefill worker's answer, and of the request to a decode worker.
@@ -116,11 +119,28 @@ pub(crate) enum KvRequest {
     /// This server all of it.
     #[default]
     Whole,
-    /// This server the prompt.
-    HandOff,
+    /// This server the prompt; with a ticket of the sender's, its KV may be claimed by that while
+    /// it is computed.
+    HandOff(Option<u64>),
     /// This server what follows the first token.
     Take(KvTransferParams),
+    /// Nothing yet: the KV is fetched for a request that comes later.
+    Prefetch(PrefetchParams),
 }
+
+/// `kv_transfer_params` of a request that only fetches KV ahead.
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+pub(crate) struct PrefetchParams {
+    /// Where the KV will be claimed.
+    remote_host: String,
+    /// Port there; 0 where there is none.
+    remote_port: u16,
+    /// Under which name it will be held.
+    transfer_id: u64,
+}
+
+/// Largest ticket: every JSON reader takes it as it is.
+const MAX_TICKET: u64 = (1 << 53) - 1;
 
 impl KvRequest {
     /// Reads the field. Other keys than those that decide are vLLM's and may be null.
@@ -138,10 +158,25 @@ impl KvRequest {
         };
         match (flag("do_remote_decode")?, flag("do_remote_prefill")?) {
             (false, false) => Ok(KvRequest::Whole),
-            (true, false) => Ok(KvRequest::HandOff),
+            (true, false) => match value.get("transfer_id") {
+                None | Some(Value::Null) => Ok(KvRequest::HandOff(None)),
+                Some(id) => match id.as_u64().filter(|id| (1..=MAX_TICKET).contains(id)) {
+                    Some(ticket) => Ok(KvRequest::HandOff(Some(ticket))),
+                    None => {
+                        let sentence =
+                            format!("{FIELD}.transfer_id must be a number from 1 to {MAX_TICKET}");
+                        Err(ApiError::value(FIELD, &sentence, id))
+                    }
+                },
+            },
             (true, true) => {
                 let message = "do_remote_decode and do_remote_prefill must not both be true";
                 Err(ApiError::field(FIELD, format!("{FIELD}: {message}")))
+            }
+            (false, true) if flag("prefetch")? => {
+                let params = serde_json::from_value(value)
+                    .map_err(|error| ApiError::field(FIELD, format!("{FIELD}: {error}")))?;
+                Ok(KvRequest::Prefetch(params))
             }
             (false, true) => {
                 let params: KvTransferParams = serde_json::from_value(value)
@@ -160,7 +195,15 @@ impl KvRequest {
     pub(crate) fn task(&self) -> KvTask {
         match self {
             KvRequest::Whole => KvTask::Whole,
-            KvRequest::HandOff => KvTask::HandOff,
+            KvRequest::HandOff(None) => KvTask::HandOff,
+            KvRequest::HandOff(Some(ticket)) => KvTask::Stream(*ticket),
+            KvRequest::Prefetch(params) => KvTask::Prefetch(EarlySource {
+                remote: Remote {
+                    host: params.remote_host.clone(),
+                    port: params.remote_port,
+                },
+                ticket: params.transfer_id,
+            }),
             KvRequest::Take(params) => KvTask::Take(KvSource {
                 remote: Remote {
                     host: params.remote_host.clone(),
@@ -182,8 +225,10 @@ impl App {
         let refuse = |message: String| Err(ApiError::field(FIELD, format!("{FIELD}: {message}")));
         let (does, what) = match kv {
             KvRequest::Whole => return Ok(()),
-            KvRequest::HandOff => (role.is_some_and(KvRole::hands_off), "do_remote_decode"),
-            KvRequest::Take(_) => (role.is_some_and(KvRole::takes), "do_remote_prefill"),
+            KvRequest::HandOff(_) => (role.is_some_and(KvRole::hands_off), "do_remote_decode"),
+            KvRequest::Take(_) | KvRequest::Prefetch(_) => {
+                (role.is_some_and(KvRole::takes), "do_remote_prefill")
+            }
         };
         if !does {
             let role = role.map_or("none", KvRole::as_str);
@@ -223,7 +268,20 @@ mod tests {
         }
         let vllm = json!({"do_remote_decode": true, "do_remote_prefill": false,
             "remote_engine_id": null, "remote_block_ids": null});
-        assert_eq!(parse(vllm).unwrap(), KvRequest::HandOff);
+        assert_eq!(parse(vllm).unwrap(), KvRequest::HandOff(None));
+        let named = json!({"do_remote_decode": true, "transfer_id": MAX_TICKET});
+        assert_eq!(parse(named).unwrap(), KvRequest::HandOff(Some(MAX_TICKET)));
+        let ahead = json!({"do_remote_prefill": true, "prefetch": true, "remote_host": "h",
+            "remote_port": 5, "transfer_id": 9});
+        let source = EarlySource {
+            remote: Remote {
+                host: "h".to_owned(),
+                port: 5,
+            },
+            ticket: 9,
+        };
+        let ahead = parse(ahead).unwrap().task();
+        assert_eq!(ahead, KvTask::Prefetch(source));
         let KvRequest::Take(taken) = parse(params()).unwrap() else {
             panic!("a request that goes on");
         };
@@ -244,6 +302,18 @@ mod tests {
             (both, "must not both"),
             (short, "first_token"),
             (json!({"do_remote_decode": 1}), "true or false"),
+            (
+                json!({"do_remote_decode": true, "transfer_id": 0}),
+                "from 1 to",
+            ),
+            (
+                json!({"do_remote_decode": true, "transfer_id": MAX_TICKET + 1}),
+                "from 1 to",
+            ),
+            (
+                json!({"do_remote_prefill": true, "prefetch": true}),
+                "remote_host",
+            ),
         ] {
             let error = KvRequest::parse(Some(bad)).unwrap_err().body().error;
             assert_eq!(error.param.as_deref(), Some(FIELD));

@@ -106,12 +106,26 @@ pub(crate) async fn worker(State(app): State<Arc<App>>) -> Json<Value> {
         "running": counters.running,
         "waiting": counters.waiting,
         "kv_transport": kv.map(|kv| kv.transport),
+        "kv_host": kv.and_then(|kv| kv.remote.as_ref()).map(|remote| remote.host.as_str()),
+        "kv_port": kv.and_then(|kv| kv.remote.as_ref()).map(|remote| remote.port),
+        "kv_stream_min_tokens": kv.and_then(|kv| kv.stream_min_tokens),
         "hash": {
             "algorithm": app.config.cache.hash,
             "seed": hex_of(&app.identity),
             "prefix_cache": app.config.prefix_cache,
         },
     }))
+}
+
+/// Takes back KV that is held under `transfer_id` and that nobody will claim. `released` is false
+/// when none is held, or it has been claimed and ends by itself.
+pub(crate) async fn release(
+    State(app): State<Arc<App>>,
+    request: Request,
+) -> Result<Json<Value>, ApiError> {
+    let id = number(request.uri().query(), "transfer_id")?;
+    let released = app.engine.release(id).await?;
+    Ok(Json(json!({ "released": released })))
 }
 
 /// Rows of transfers from this server as they end, one JSON object a line, from row `from` on. A

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pb_contract::{EngineEvent, EngineRequest, FinishReason, Nanos, RequestId, TokenId};
-use pb_core::disagg::HandedOff;
+use pb_core::disagg::{HandedOff, KvTask};
 
 use crate::collector::{Collector, Failure, Finish, Piece, StopCause};
 use crate::core_api::Core;
@@ -24,6 +24,8 @@ struct Live {
     adapter: Option<String>,
     /// Prompt tokens of a request that is to be decoded elsewhere.
     hands_off: Option<usize>,
+    /// Whether it only fetches KV for another request, which is the one that counts.
+    prefetches: bool,
 }
 
 /// When a step began, and when its tokens were there.
@@ -34,6 +36,11 @@ pub(crate) struct StepTimes {
 }
 
 impl Live {
+    /// The adapter whose requests this is one of.
+    fn counted_adapter(&self) -> Option<&str> {
+        self.adapter.as_deref().filter(|_| !self.prefetches)
+    }
+
     /// Takes a token in; true when it completed a stop string. `ends` as in [`OutputState`].
     fn token(&mut self, token: TokenId, ends: bool, piece: &mut Piece) -> bool {
         let (text, stop) = self.output.push(token, ends);
@@ -95,9 +102,10 @@ impl LiveRequests {
         request: &EngineRequest,
         choice: usize,
         output: OutputState,
-        hands_off: bool,
+        task: &KvTask,
         collector: Arc<Collector>,
     ) {
+        let hands_off = matches!(task, KvTask::HandOff | KvTask::Stream(_));
         let live = Live {
             collector,
             choice,
@@ -105,8 +113,9 @@ impl LiveRequests {
             times: RequestTimes::new(request.arrival),
             adapter: request.adapter.clone(),
             hands_off: hands_off.then_some(request.prompt.len()),
+            prefetches: matches!(task, KvTask::Prefetch(_)),
         };
-        if let Some(adapter) = &live.adapter {
+        if let Some(adapter) = live.counted_adapter() {
             self.shared.count().adapter_waits(adapter);
         }
         let before = self.requests.insert(request.id, live);
@@ -189,7 +198,9 @@ impl LiveRequests {
             return;
         };
         if let Some(live) = self.take(id) {
-            self.shared.count().finish(finish.reason, live.times, now);
+            if !live.prefetches {
+                self.shared.count().finish(finish.reason, live.times, now);
+            }
             live.collector.add(live.choice, piece, &self.shared.waits);
         }
     }
@@ -197,7 +208,7 @@ impl LiveRequests {
     /// Takes a request out and gives its place to others.
     fn take(&mut self, id: RequestId) -> Option<Live> {
         let live = self.requests.remove(&id)?;
-        if let Some(adapter) = &live.adapter {
+        if let Some(adapter) = live.counted_adapter() {
             let mut metrics = self.shared.count();
             metrics.adapter_ends(adapter, live.times.admitted.is_some());
         }
@@ -223,6 +234,19 @@ impl LiveRequests {
         }
     }
 
+    /// Ends a request that has fetched KV for another one; the core has forgotten it.
+    pub(crate) fn fetched(&mut self, id: RequestId, now: Nanos) {
+        let finish = Some(Finish {
+            reason: FinishReason::Abort,
+            cause: None,
+        });
+        let piece = Piece {
+            finish,
+            ..Piece::default()
+        };
+        self.hand_over(id, piece, now);
+    }
+
     /// Ends every request with the reason `abort`; the readers get what there is.
     pub(crate) fn abort_all(&mut self, now: Nanos, core: &mut dyn Core) {
         let ids: Vec<RequestId> = self.requests.keys().copied().collect();
@@ -239,7 +263,9 @@ impl LiveRequests {
     /// Ends a request with a failure; the core is not asked.
     pub(crate) fn fail(&mut self, id: RequestId, failure: &Failure) {
         if let Some(live) = self.take(id) {
-            self.shared.count().error();
+            if !live.prefetches {
+                self.shared.count().error();
+            }
             live.collector.fail(failure.clone());
         }
     }

@@ -45,6 +45,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/kv_events", get(kv_routes::kv_events))
         .route("/worker", get(kv_routes::worker))
         .route("/transfers", get(kv_routes::transfers))
+        .route("/kv_release", post(kv_routes::release))
         .fallback(async || ApiError::no_such_path())
         .method_not_allowed_fallback(async || ApiError::wrong_method())
         .layer(middleware::from_fn_with_state(Arc::clone(&app), authorize))

@@ -110,6 +110,7 @@ fn claim(remote: &Remote, ticket: u64, digest: [u8; 32]) -> Claim {
         remote: remote.clone(),
         ticket,
         digest,
+        early: false,
     }
 }
 
@@ -142,6 +143,7 @@ fn fail_often(cycles: u64) {
             tokens: 5,
             blocks: vec![BlockId(0), BlockId(1)],
             since: clock().now(),
+            progress: None,
         });
         // Nobody is there; another model; nothing of that name; something else; nobody's host.
         let (mut wrong, told) = importer(&stranger, 2 * cycle);

@@ -31,7 +31,7 @@ pub(crate) use diagnose::DiagnoseArgs;
 pub(crate) use engine::{EngineArgs, EngineWhat, PresetArg, ReplayArgs, SimulateArgs, TraceFormat};
 pub(crate) use golden::{GoldenArgs, GoldenWhat};
 pub(crate) use kernels::{KernelDevice, KernelsArgs};
-pub(crate) use kv::{KvArgs, KvFailure, KvGranularity, KvMode, KvTransport, Role};
+pub(crate) use kv::{KvArgs, KvFailure, KvGranularity, KvMode, KvTransport, Role, StreamMin};
 pub(crate) use leak::{LeakApi, LeakArgs, LeakUnit};
 pub(crate) use merge::MergeArgs;
 pub(crate) use mock::{Head, MockArgs, SseArg, TokenizerArg, UsageArg};

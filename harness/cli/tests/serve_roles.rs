@@ -221,6 +221,14 @@ fn options_that_make_no_sense_are_refused() {
             &["--role", "prefill", "--kv-lease-ms", "0"],
             "--kv-lease-ms",
         ),
+        (
+            &["--role", "prefill", "--kv-stream-min-tokens", "256"],
+            "--kv-granularity chunk or layer",
+        ),
+        (
+            &["--role", "prefill", "--kv-stream-min-tokens", "never"],
+            "or off",
+        ),
     ] {
         let all = [&["serve", "--port", "0"], &MODEL[..], args].concat();
         let output = prefillbench(&all).stdin(Stdio::null()).output().unwrap();
@@ -236,6 +244,30 @@ fn options_that_make_no_sense_are_refused() {
             stderr(&output)
         );
     }
+}
+
+#[test]
+fn an_address_that_cannot_be_had_is_told_before_weights_are_loaded() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let address = taken.local_addr().expect("an address").to_string();
+    let args = [
+        "serve",
+        "--port",
+        "0",
+        "--model",
+        "/nonexistent/weights",
+        "--role",
+        "prefill",
+        "--kv-listen",
+        &address,
+    ];
+    let output = prefillbench(&args).stdin(Stdio::null()).output().unwrap();
+    assert_eq!(output.status.code(), Some(2));
+    let told = stderr(&output);
+    assert!(
+        told.contains("--kv-listen") && !told.contains("/nonexistent"),
+        "{told}"
+    );
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use pb_contract::{BlockId, Nanos, RequestId};
 use pb_transfer::service::Held;
 
+use super::streams::Growing;
 use super::{HandedOff, KvEngine};
 use crate::engine::HoldId;
 
@@ -11,16 +12,34 @@ const TICKET_SHIFT: u32 = 11;
 
 /// KV that is held.
 pub(super) struct Export {
-    request: RequestId,
-    hold: HoldId,
-    /// Blocks of the pool.
+    pub(super) request: RequestId,
+    /// What holds the blocks of the pool; none while they are computed.
+    pub(super) hold: Option<HoldId>,
+    /// Blocks of the pool whose copies are shared.
     table: Vec<BlockId>,
+    /// Of what is given away while it is computed.
+    pub(super) growing: Option<Growing>,
+}
+
+impl Export {
+    /// Of what is still computed.
+    pub(super) fn growing(request: RequestId, growing: Growing) -> Export {
+        Export {
+            request,
+            hold: None,
+            table: Vec::new(),
+            growing: Some(growing),
+        }
+    }
 }
 
 impl KvEngine {
     /// Offers what the last step has handed off.
     pub(super) fn export(&mut self, now: Nanos) {
         for over in self.engine.take_handed_off() {
+            if self.finish_stream(&over, now) {
+                continue;
+            }
             let table = self.engine.held_table(over.hold).to_vec();
             if self.exporter.is_none() {
                 // Added by somebody else than `add`, who has no way to claim it.
@@ -31,8 +50,9 @@ impl KvEngine {
             let ticket = self.new_ticket();
             let export = Export {
                 request: over.id,
-                hold: over.hold,
+                hold: Some(over.hold),
                 table,
+                growing: None,
             };
             self.exports.insert(ticket, export);
             self.handed_off.push(HandedOff {
@@ -48,15 +68,24 @@ impl KvEngine {
                     tokens: over.tokens as u64,
                     blocks,
                     since: now,
+                    progress: None,
                 });
             }
         }
+        self.grow_streams(now);
+    }
+
+    /// Whether a ticket may name something new.
+    pub(super) fn is_free(&self, ticket: u64) -> bool {
+        ticket != 0
+            && ticket >> (u64::BITS - TICKET_SHIFT) == 0
+            && !self.exports.contains_key(&ticket)
     }
 
     fn new_ticket(&mut self) -> u64 {
         loop {
             let ticket = self.tickets.next_u64() >> TICKET_SHIFT;
-            if ticket != 0 && !self.exports.contains_key(&ticket) {
+            if self.is_free(ticket) {
                 return ticket;
             }
         }
@@ -79,7 +108,10 @@ impl KvEngine {
         let Some(export) = self.exports.remove(&ticket) else {
             return;
         };
-        self.engine.unpin(export.hold);
+        self.end_stream(&export);
+        if let Some(hold) = export.hold {
+            self.engine.unpin(hold);
+        }
         for block in export.table {
             let Some((slot, users)) = self.staged.get_mut(&block) else {
                 continue;
@@ -92,8 +124,8 @@ impl KvEngine {
         }
     }
 
-    /// Takes back the KV of a request that nobody will decode. What is claimed already ends by
-    /// itself.
+    /// Takes back the KV of a request that nobody will decode. What is computed and claimed already
+    /// ends by itself.
     pub(super) fn cancel_export(&mut self, id: RequestId) {
         self.handed_off.retain(|over| over.id != id);
         let mut exports = self.exports.iter();
@@ -101,9 +133,23 @@ impl KvEngine {
         let Some((&ticket, _)) = found else {
             return;
         };
+        self.take_back(ticket);
+    }
+
+    /// Takes back what is held under a ticket. False when nobody holds it, or somebody has claimed
+    /// it: then it ends by itself.
+    pub(super) fn take_back(&mut self, ticket: u64) -> bool {
+        let Some(export) = self.exports.get(&ticket) else {
+            return false;
+        };
+        if let Some(growing) = &export.growing {
+            growing.progress.abort();
+        }
+        let held = export.growing.as_ref().is_none_or(|growing| growing.held);
         let withdrawn = self.exporter.as_ref().is_some_and(|e| e.withdraw(ticket));
-        if withdrawn {
+        if withdrawn || !held {
             self.freed(ticket);
         }
+        withdrawn || !held
     }
 }

@@ -7,8 +7,10 @@
 
 mod exports;
 mod imports;
+mod prefetch;
 mod staging;
 mod stats;
+mod streams;
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::mpsc::{Receiver, channel};
@@ -74,6 +76,9 @@ pub struct KvOptions {
     pub granularity: Granularity,
     /// What becomes of a request whose KV does not come.
     pub on_failure: OnFailure,
+    /// Prompts of at least so many tokens are given away while they are computed, where their sender
+    /// names a ticket and the granularity is finer than bulk; none: no prompt is.
+    pub stream_min_tokens: Option<usize>,
     /// How long KV is held after anything was last heard of it.
     pub lease: Nanos,
     /// How long a peer may be silent: in a handshake, after a claim, between cells.
@@ -88,6 +93,7 @@ impl Default for KvOptions {
             mode: Mode::Pull,
             granularity: Granularity::Bulk,
             on_failure: OnFailure::Recompute,
+            stream_min_tokens: None,
             lease: Nanos::from_secs(30),
             patience: Nanos::from_secs(10),
             // Both move values as they are.
@@ -122,6 +128,15 @@ pub struct KvSource {
     pub first_token: TokenId,
 }
 
+/// Where the KV of a prompt will be that is still computed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct EarlySource {
+    /// Who computes it.
+    pub remote: Remote,
+    /// Under which name it will be held.
+    pub ticket: u64,
+}
+
 /// Who computes what of a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum KvTask {
@@ -129,6 +144,12 @@ pub enum KvTask {
     Whole,
     /// This engine the prompt.
     HandOff,
+    /// This engine the prompt, whose KV is given away under this ticket while it is computed, see
+    /// [`KvOptions::stream_min_tokens`].
+    Stream(u64),
+    /// Nothing is computed: the KV of the prompt is fetched for a request that comes later and
+    /// takes it by the same ticket. [`KvEngine::take_fetched`] tells when that is over.
+    Prefetch(EarlySource),
     /// This engine what follows the first token.
     Take(KvSource),
 }
@@ -165,10 +186,20 @@ pub struct KvEngine {
     wake: Arc<OnceLock<Wake>>,
     tickets: Stream,
     on_failure: OnFailure,
+    granularity: Granularity,
+    stream_min_tokens: Option<usize>,
     exports: BTreeMap<u64, exports::Export>,
     /// Staged blocks of the pool, each with its slot and how many exports have it.
     staged: BTreeMap<BlockId, (BlockId, usize)>,
+    /// Requests whose KV is given away while it is computed, with their tickets.
+    streams: BTreeMap<RequestId, u64>,
     imports: BTreeMap<RequestId, imports::Import>,
+    /// By the id under which they were asked for.
+    prefetches: BTreeMap<RequestId, prefetch::Prefetch>,
+    /// Imports whose transfers have the name of the prefetch that they began as.
+    renamed: BTreeMap<RequestId, RequestId>,
+    /// Prefetches that are over or have been taken over.
+    fetched: Vec<RequestId>,
     /// Imports that wait for room, first come first served.
     waiting: VecDeque<RequestId>,
     handed_off: Vec<HandedOff>,
@@ -239,9 +270,15 @@ impl KvEngine {
             wake,
             tickets: Stream::new(seed, "kv tickets"),
             on_failure: options.on_failure,
+            granularity: options.granularity,
+            stream_min_tokens: options.stream_min_tokens,
             exports: BTreeMap::new(),
             staged: BTreeMap::new(),
+            streams: BTreeMap::new(),
             imports: BTreeMap::new(),
+            prefetches: BTreeMap::new(),
+            renamed: BTreeMap::new(),
+            fetched: Vec::new(),
             waiting: VecDeque::new(),
             handed_off: Vec::new(),
             failed: Vec::new(),
@@ -256,6 +293,13 @@ impl KvEngine {
     pub fn set_waker(&mut self, wake: Box<dyn Fn() + Send + Sync>) {
         // The second of two could only wake the same engine.
         let _ = self.wake.set(wake);
+    }
+
+    /// Lets whoever steps the engine look at what a call has left for it.
+    fn wake(&self) {
+        if let Some(wake) = self.wake.get() {
+            wake();
+        }
     }
 
     /// The engine, for looking at.
@@ -275,11 +319,15 @@ impl KvEngine {
     pub fn add(&mut self, request: EngineRequest, task: KvTask) -> Result<(), AdmitError> {
         match task {
             KvTask::Whole => self.engine.add(request),
-            KvTask::HandOff if self.exporter.is_none() => Err(AdmitError::NoTransfer {
-                verb: "hand off",
-                role: "prefill",
-            }),
+            KvTask::HandOff | KvTask::Stream(_) if self.exporter.is_none() => {
+                Err(AdmitError::NoTransfer {
+                    verb: "hand off",
+                    role: "prefill",
+                })
+            }
             KvTask::HandOff => self.engine.add_prefill(request),
+            KvTask::Stream(ticket) => self.add_stream(request, ticket),
+            KvTask::Prefetch(source) => self.prefetch(&request, source),
             KvTask::Take(source) => self.import(request, source),
         }
     }
@@ -287,9 +335,10 @@ impl KvEngine {
     /// Removes a request in whatever state it is; its blocks are released, or will be by the
     /// transfer that uses them. False when it is not known.
     pub fn abort(&mut self, id: RequestId) -> bool {
+        let prefetched = self.cancel_prefetch(id);
         self.cancel_import(id);
         self.cancel_export(id);
-        self.engine.abort(id)
+        self.engine.abort(id) || prefetched
     }
 
     /// Whether a step would find a request.
@@ -347,6 +396,12 @@ impl KvEngine {
         }
     }
 
+    /// Takes back what is held under a ticket because nobody will claim it. False when nothing is,
+    /// or somebody has claimed it.
+    pub fn release(&mut self, ticket: u64) -> bool {
+        self.take_back(ticket)
+    }
+
     /// Requests that were handed off since the last call.
     pub fn take_handed_off(&mut self) -> Vec<HandedOff> {
         std::mem::take(&mut self.handed_off)
@@ -355,6 +410,12 @@ impl KvEngine {
     /// Requests that have failed for want of their KV since the last call, and why. They are gone.
     pub fn take_failed(&mut self) -> Vec<(RequestId, String)> {
         std::mem::take(&mut self.failed)
+    }
+
+    /// Prefetches that have ended since the last call, because a request has taken them over or
+    /// because they do not come.
+    pub fn take_fetched(&mut self) -> Vec<RequestId> {
+        std::mem::take(&mut self.fetched)
     }
 
     /// The rows of transfers from here that ended since the last call.
@@ -366,9 +427,11 @@ impl KvEngine {
     pub fn stats(&self) -> KvStats {
         let exporter = self.exporter.as_ref();
         KvStats {
-            queue_depth: exporter.map_or(0, Exporter::queue_depth) + self.waiting.len(),
+            queue_depth: exporter.map_or(0, Exporter::queue_depth)
+                + self.waiting.len()
+                + self.prefetches_waiting(),
             exports: self.exports.len(),
-            imports: self.imports.len(),
+            imports: self.imports.len() + self.prefetches.len(),
             ..self.stats.clone()
         }
     }
@@ -380,7 +443,13 @@ impl KvEngine {
     pub fn check(&self) -> Result<(), String> {
         self.engine.check()?;
         let new = |import: &imports::Import| import.slots.len() - import.have;
-        let slots = self.imports.values().map(new).sum::<usize>() + self.staged.len();
+        let growing = self.exports.values().filter_map(|one| one.growing.as_ref());
+        let streamed = growing.map(|growing| growing.filled).sum::<usize>();
+        let fetched = self.prefetches.values().map(|one| one.slots.len());
+        let slots = self.imports.values().map(new).sum::<usize>()
+            + self.staged.len()
+            + streamed
+            + fetched.sum::<usize>();
         match self.staging.len() {
             found if found == slots => Ok(()),
             found => Err(format!("staging: {found} slots, {slots} in use")),

@@ -21,6 +21,18 @@ struct Slots {
     images: BTreeMap<u32, Vec<u8>>,
 }
 
+impl Slots {
+    /// A name that is not in use.
+    fn name(&mut self) -> u32 {
+        let mut name = self.made;
+        while name == NOWHERE.0 || self.images.contains_key(&name) {
+            name = name.wrapping_add(1);
+        }
+        self.made = name.wrapping_add(1);
+        name
+    }
+}
+
 /// Block images by slot. To a transfer the slots are the blocks of a large memory.
 #[derive(Debug)]
 pub struct Staging {
@@ -56,13 +68,22 @@ impl Staging {
     pub fn put(&self, image: Vec<u8>) -> BlockId {
         assert_eq!(image.len(), self.image_bytes, "one length for all images");
         let mut slots = self.slots();
-        let mut name = slots.made;
-        while name == NOWHERE.0 || slots.images.contains_key(&name) {
-            name = name.wrapping_add(1);
-        }
-        slots.made = name.wrapping_add(1);
+        let name = slots.name();
         slots.images.insert(name, image);
         BlockId(name)
+    }
+
+    /// Names for slots that are made later, by [`Staging::fill`]. They take no memory.
+    pub fn names(&self, count: usize) -> Vec<BlockId> {
+        let mut slots = self.slots();
+        (0..count).map(|_| BlockId(slots.name())).collect()
+    }
+
+    /// Makes the slot of a name, with an image.
+    pub fn fill(&self, name: BlockId, image: Vec<u8>) {
+        assert_eq!(image.len(), self.image_bytes, "one length for all images");
+        let before = self.slots().images.insert(name.0, image);
+        assert!(before.is_none(), "a slot is made once");
     }
 
     /// A slot to be filled.
@@ -162,5 +183,15 @@ mod tests {
         let c = staging.blank();
         assert!(c != a && c != b, "names are not used again");
         assert_eq!(staging.len(), 2);
+        let names = staging.names(2);
+        assert_eq!(staging.len(), 2, "a name alone takes no room");
+        let at = staging.region(2).offset(names[1], 0);
+        assert!(staging.read(at, &mut [0]).is_err(), "not made yet");
+        staging.fill(names[1], (0..10).collect());
+        let d = staging.blank();
+        assert!(!names.contains(&d) && staging.len() == 4);
+        let mut first = [0];
+        staging.read(at, &mut first).unwrap();
+        assert_eq!(first, [2]);
     }
 }

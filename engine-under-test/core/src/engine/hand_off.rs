@@ -43,6 +43,36 @@ impl Engine {
         Ok(())
     }
 
+    /// Prompt tokens of a request that is to be handed off whose keys and values are in its blocks
+    /// ([`Engine::block_table`]); none when it is not live (any more).
+    pub fn prefilled_tokens(&self, id: RequestId) -> Option<usize> {
+        let live = self.requests.get(&id).filter(|live| live.hand_off)?;
+        let there = self.kv.block_table(id).len() * self.config.block_size;
+        Some(live.computed.min(there))
+    }
+
+    /// What the KV of this request's prompt is the KV of, see [`HandOff::digest`].
+    ///
+    /// # Errors
+    /// The adapter is not loaded.
+    pub fn prompt_digest(&self, request: &EngineRequest) -> Result<[u8; 32], AdmitError> {
+        let adapter = self.adapter(request.adapter.as_deref())?;
+        let salt = request.cache_salt.clone();
+        Ok(self.content_digest(&request.prompt, adapter, salt))
+    }
+
+    /// Prompt tokens whose keys and values the pool has cached.
+    ///
+    /// # Errors
+    /// The adapter is not loaded.
+    pub fn cached_tokens(&self, request: &EngineRequest) -> Result<usize, AdmitError> {
+        let adapter = self.adapter(request.adapter.as_deref())?;
+        let scope = self.scope(adapter, request.cache_salt.clone());
+        let mut seq = self.kv.config().sequence(&scope);
+        seq.extend(&request.prompt);
+        Ok(self.kv.lookup(&seq).tokens(self.config.block_size))
+    }
+
     /// Requests that were handed off since the last call. Their holds end with
     /// [`Engine::unpin`].
     pub fn take_handed_off(&mut self) -> Vec<HandOff> {

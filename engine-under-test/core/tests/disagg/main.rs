@@ -10,3 +10,4 @@ mod deaths;
 mod equal;
 mod images;
 mod pair;
+mod streams;

@@ -11,7 +11,7 @@ use pb_contract::{
     Clock, EngineConfig, EngineEvent, EngineRequest, Nanos, RequestId, TokenId, WallClock,
 };
 use pb_core::disagg::{
-    HandedOff, KvEngine, KvOptions, KvPorts, KvShape, KvSource, KvTask, OnFailure,
+    EarlySource, HandedOff, KvEngine, KvOptions, KvPorts, KvShape, KvSource, KvTask, OnFailure,
 };
 use pb_core::{Engine, ToyExecutor};
 use pb_transfer::service::{Dial, KvListener, Remote};
@@ -138,6 +138,10 @@ pub(crate) struct Pair {
     pub(crate) keep: bool,
     /// Whether the decode engine hears news and makes no step.
     pub(crate) frozen: bool,
+    /// Whether requests are streamed: their KV is fetched while it is computed.
+    pub(crate) streams: bool,
+    /// Requests that were handed off under the ticket that they were streamed under.
+    pub(crate) streamed: BTreeSet<RequestId>,
 }
 
 impl Pair {
@@ -155,6 +159,8 @@ impl Pair {
             kept: Vec::new(),
             keep: false,
             frozen: false,
+            streams: false,
+            streamed: BTreeSet::new(),
         }
     }
 
@@ -172,12 +178,36 @@ impl Pair {
 
     pub(crate) fn send(&mut self, request: EngineRequest) {
         let prefill = self.prefill.as_mut().expect("a living prefill engine");
-        prefill.add(request.clone(), KvTask::HandOff).unwrap();
+        let task = match self.streams {
+            true => KvTask::Stream(ticket(request.id)),
+            false => KvTask::HandOff,
+        };
+        prefill.add(request.clone(), task).unwrap();
+        if self.streams {
+            self.prefetch(&request);
+        }
         self.requests.insert(request.id, request);
+    }
+
+    /// Has the decode engine fetch the KV of a request that it does not have yet.
+    pub(crate) fn prefetch(&mut self, request: &EngineRequest) {
+        let Some(decode) = &mut self.decode else {
+            return;
+        };
+        let source = EarlySource {
+            remote: self.remote.clone(),
+            ticket: ticket(request.id),
+        };
+        let mut ahead = request.clone();
+        ahead.id = prefetch_id(request.id);
+        decode.add(ahead, KvTask::Prefetch(source)).unwrap();
     }
 
     /// Gives a request to the decode engine.
     pub(crate) fn pass_on(&mut self, over: HandedOff) {
+        if over.ticket == ticket(over.id) {
+            self.streamed.insert(over.id);
+        }
         let Some(decode) = &mut self.decode else {
             return;
         };
@@ -189,6 +219,8 @@ impl Pair {
         };
         let request = self.requests[&over.id].clone();
         decode.add(request, KvTask::Take(source)).unwrap();
+        // As a router does that has no more use for it; what was taken over stays.
+        decode.abort(prefetch_id(over.id));
     }
 
     /// One step of each engine that has something to do; waits for news when none has.
@@ -305,6 +337,16 @@ impl Pair {
             );
         }
     }
+}
+
+/// The ticket under which a request is streamed.
+pub(crate) fn ticket(id: RequestId) -> u64 {
+    1_000_000 + id.0
+}
+
+/// The name of the prefetch of a request.
+pub(crate) fn prefetch_id(id: RequestId) -> RequestId {
+    RequestId(2_000_000 + id.0)
 }
 
 /// Whether an engine holds nothing.

@@ -10,6 +10,7 @@ use std::collections::VecDeque;
 use axum::http::{HeaderMap, HeaderValue, Method, StatusCode};
 use bytes::Bytes;
 
+use super::ahead::{Ahead, Kept};
 use super::body::HeldBody;
 use super::client::{Leg, LegError, LegFault};
 use super::error::ApiError;
@@ -27,8 +28,23 @@ pub(crate) struct Asked {
     pub(crate) body: HeldBody,
 }
 
-/// What a prefill worker is told.
-pub(crate) const PREFILL_ONLY: &str = r#"{"do_remote_decode":true}"#;
+/// How a request starts.
+pub(crate) struct Start {
+    pub(crate) at: WorkerId,
+    /// Whether `at` does all of it.
+    pub(crate) whole: bool,
+    /// What is fetched while `at` computes it.
+    pub(crate) ahead: Option<Ahead>,
+}
+
+impl Start {
+    /// What the worker is told beside the request.
+    pub(crate) fn params(&self) -> Option<String> {
+        let only = || r#"{"do_remote_decode":true}"#.to_owned();
+        let params = self.ahead.as_ref().map_or_else(only, Ahead::prefill_params);
+        (!self.whole).then_some(params)
+    }
+}
 
 /// Why a request does not go on.
 #[derive(Debug)]
@@ -199,6 +215,9 @@ pub(crate) struct Flow {
     joiner: Joiner,
     out: VecDeque<Vec<u8>>,
     begun: bool,
+    /// Until the decode worker has its KV.
+    ahead: Option<Ahead>,
+    kept: Option<Kept>,
 }
 
 impl Flow {
@@ -206,15 +225,14 @@ impl Flow {
     pub(crate) async fn start(
         ticket: Ticket,
         asked: Asked,
-        at: WorkerId,
-        whole: bool,
+        start: Start,
     ) -> Result<Flow, (Ticket, Asked, Stop)> {
-        let params = (!whole).then_some(PREFILL_ONLY);
-        let leg = match ask(&ticket, &asked, at, params).await {
+        let (at, params) = (start.at, start.params());
+        let leg = match ask(&ticket, &asked, at, params.as_deref()).await {
             Ok(leg) => leg,
             Err(stop) => return Err((ticket, asked, stop)),
         };
-        let stage = if whole {
+        let stage = if start.whole {
             Stage::Whole(at, leg)
         } else {
             Stage::Prefill(at, leg)
@@ -226,6 +244,8 @@ impl Flow {
             joiner: Joiner::default(),
             out: VecDeque::new(),
             begun: false,
+            ahead: start.ahead,
+            kept: None,
         })
     }
 
@@ -299,6 +319,7 @@ impl Flow {
             self.end();
             return Ok(());
         }
+        self.kept = Kept::of(&self.ticket, &self.asked, at, &params);
         self.ticket.prefilled();
         self.hand_over(&params).await
     }
@@ -326,6 +347,10 @@ impl Flow {
             Joined::Events(events) => {
                 if !fetched {
                     self.ticket.fetched();
+                    self.ahead = None;
+                    if let Some(kept) = self.kept.take() {
+                        kept.fetched();
+                    }
                 }
                 self.out.extend(events);
                 self.stage = Stage::Decode(at, leg, true);

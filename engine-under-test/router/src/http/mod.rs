@@ -6,6 +6,7 @@
 //! The body of a request goes to the workers as it came, with `kv_transfer_params` added; see
 //! `docs/ROUTER.md` for what is asked of them.
 
+mod ahead;
 mod ask;
 mod body;
 mod client;

@@ -82,6 +82,11 @@ fn sums(page: &mut String, router: &Router) {
             stats.handed,
         ),
         (
+            "ahead_total",
+            "Requests whose KV was fetched while it was computed.",
+            stats.ahead,
+        ),
+        (
             "handed_without_room_total",
             "Of these, to one without room.",
             stats.handed_without_room,

@@ -21,6 +21,9 @@ struct WorkerInfo {
     role: Option<String>,
     block_size: Option<usize>,
     blocks_total: Option<usize>,
+    kv_host: Option<String>,
+    kv_port: Option<u16>,
+    kv_stream_min_tokens: Option<usize>,
     #[serde(default)]
     hash: Value,
 }
@@ -168,12 +171,15 @@ impl Poller {
             namings.model = model;
         }
         drop(namings);
+        let remote = info.kv_host.zip(info.kv_port);
         let spec = WorkerSpec {
+            stream_min_tokens: info.kv_stream_min_tokens.filter(|_| remote.is_some()),
             flexible: role == "both",
             blocks_total: info.blocks_total,
             naming,
             ..WorkerSpec::new(home, block_size)
         };
+        shared.set_remote(self.id, remote);
         shared.with(|router, _| {
             // One that has requests is the one that it was before.
             if router.is_idle(self.id) {

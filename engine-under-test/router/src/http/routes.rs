@@ -14,10 +14,11 @@ use bytes::Bytes;
 use futures_util::stream;
 use serde_json::{Value, json};
 
+use super::ahead::{Ahead, Kept};
 use super::ask;
 use super::body::{self, HeldBody};
 use super::error::ApiError;
-use super::flow::{self, Asked, Flow, PREFILL_ONLY, Stop};
+use super::flow::{self, Asked, Flow, Start, Stop};
 use super::join;
 use super::page;
 use super::peek::Peek;
@@ -25,7 +26,6 @@ use super::shell::{Phase, Shared, Ticket};
 use super::transfers;
 use crate::machine::Command;
 use crate::stats::Outcome;
-use crate::worker::WorkerId;
 
 /// How often the request was started again before this answer.
 const RETRIES: &str = "x-prefillbench-retries";
@@ -106,14 +106,18 @@ async fn generate(shared: Arc<Shared>, request: Request, path: &'static str) -> 
         body,
     };
     loop {
-        let (at, whole) = match ticket.next().await {
-            Command::Start { at, whole, .. } => (at, whole),
+        let (at, whole, ahead) = match ticket.next().await {
+            Command::Start {
+                at, whole, ahead, ..
+            } => (at, whole, ahead),
             Command::Refuse { why, .. } => return ApiError::from(why).into_response(),
             // A hand-over of an attempt that failed meanwhile.
             Command::Hand { .. } => continue,
         };
+        let ahead = ahead.and_then(|to| Ahead::start(&ticket, &asked, at, to));
+        let start = Start { at, whole, ahead };
         let failed = if peek.stream {
-            match streamed(ticket, asked, at, whole).await {
+            match streamed(ticket, asked, start).await {
                 Ok(response) => return response,
                 Err((back, asked_back, stop)) => {
                     (ticket, asked) = (back, asked_back);
@@ -121,7 +125,7 @@ async fn generate(shared: Arc<Shared>, request: Request, path: &'static str) -> 
                 }
             }
         } else {
-            match complete(&mut ticket, &asked, at, whole).await {
+            match complete(&mut ticket, &asked, start).await {
                 Ok(response) => {
                     ticket.set_outcome(Outcome::Completed);
                     return labelled(response, whole, ticket.retries());
@@ -162,10 +166,10 @@ fn labelled(mut response: Response, whole: bool, retries: u32) -> Response {
 async fn streamed(
     ticket: Ticket,
     asked: Asked,
-    at: WorkerId,
-    whole: bool,
+    start: Start,
 ) -> Result<Response, (Ticket, Asked, Stop)> {
-    let mut flow = Flow::start(ticket, asked, at, whole).await?;
+    let whole = start.whole;
+    let mut flow = Flow::start(ticket, asked, start).await?;
     let first = match flow.next().await {
         Ok(first) => first,
         Err(stop) => {
@@ -217,17 +221,12 @@ fn done() -> Bytes {
 }
 
 /// An answer that is not streamed.
-async fn complete(
-    ticket: &mut Ticket,
-    asked: &Asked,
-    at: WorkerId,
-    whole: bool,
-) -> Result<Response, Stop> {
-    let params = (!whole).then_some(PREFILL_ONLY);
-    let leg = flow::ask(ticket, asked, at, params).await?;
+async fn complete(ticket: &mut Ticket, asked: &Asked, start: Start) -> Result<Response, Stop> {
+    let (at, params) = (start.at, start.params());
+    let leg = flow::ask(ticket, asked, at, params.as_deref()).await?;
     let answer = leg.whole().await.map_err(|error| Stop::leg(at, error))?;
     let ok = |answer: Vec<u8>| passed_on(StatusCode::OK, None, answer);
-    if whole {
+    if start.whole {
         return Ok(ok(answer));
     }
     let (first, params) = join::take_params(&answer).map_err(|error| Stop::join(at, error))?;
@@ -236,10 +235,14 @@ async fn complete(
         // OK because the keys of a JSON object are strings.
         return Ok(ok(answer.unwrap()));
     }
+    let kept = Kept::of(ticket, asked, at, &params);
     ticket.prefilled();
     let (to, leg) = flow::hand_over(ticket, asked, &params).await?;
     let rest = leg.whole().await.map_err(|error| Stop::leg(to, error))?;
     ticket.fetched();
+    if let Some(kept) = kept {
+        kept.fetched();
+    }
     let joined = join::join_whole(first, &rest).map_err(|error| Stop::join(to, error))?;
     Ok(ok(joined))
 }

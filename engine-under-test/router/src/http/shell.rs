@@ -48,6 +48,8 @@ pub(crate) struct Shared {
     pub(crate) bodies: Arc<BodyMemory>,
     pub(crate) namings: Mutex<Namings>,
     pub(crate) transfers: TransferLog,
+    /// Where workers' KV is claimed: host and port.
+    remotes: Mutex<BTreeMap<WorkerId, (String, u16)>>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Tells the operator something.
     pub(crate) say: Box<dyn Fn(&str) + Send + Sync>,
@@ -72,6 +74,7 @@ impl Shared {
             bodies: Arc::default(),
             namings: Mutex::default(),
             transfers: TransferLog::default(),
+            remotes: Mutex::default(),
             phase,
             say,
         }
@@ -91,6 +94,23 @@ impl Shared {
 
     pub(crate) fn url(&self, id: WorkerId) -> &WorkerUrl {
         &self.options.workers[id.0 as usize].1
+    }
+
+    fn remotes(&self) -> MutexGuard<'_, BTreeMap<WorkerId, (String, u16)>> {
+        self.remotes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes where a worker's KV is claimed.
+    pub(crate) fn set_remote(&self, id: WorkerId, remote: Option<(String, u16)>) {
+        match remote {
+            Some(remote) => drop(self.remotes().insert(id, remote)),
+            None => drop(self.remotes().remove(&id)),
+        }
+    }
+
+    /// Where a worker's KV is claimed.
+    pub(crate) fn remote(&self, id: WorkerId) -> Option<(String, u16)> {
+        self.remotes().get(&id).cloned()
     }
 
     /// Workers that answer, those first that decode, as they know most.

@@ -40,6 +40,7 @@ impl Router {
 
     /// Takes a request out of every account and list.
     pub(super) fn release(&mut self, id: RequestId) {
+        self.end_ahead(id);
         let request = self.requests[&id].clone();
         let mut give_back = |at: WorkerId, change: &dyn Fn(&mut Worker)| {
             // OK because ids come from `add_worker` and workers are never taken away.

@@ -27,6 +27,12 @@ impl Router {
                 change(load);
                 load.blocks.add(&request.ask, &self.workers[&at].spec);
             };
+            if let Some(to) = request.ahead {
+                if !matches!(request.state, State::Prefilling { whole: false, .. }) {
+                    return Err(format!("{id} has a decode worker ahead and is no prefill"));
+                }
+                add(to, &|load| load.decodes += 1);
+            }
             match request.state {
                 State::Queued => queued += usize::from(self.queue.contains(id)),
                 State::Prefilling { at, .. } => add(at, &|load| {

@@ -12,6 +12,7 @@
 //! No clock, socket or thread: [`crate::http`] and [`crate::sim`] drive the same code.
 
 mod account;
+mod ahead;
 mod laws;
 mod pools;
 mod route;
@@ -39,6 +40,8 @@ pub enum Command {
         whole: bool,
         /// Prompt tokens believed to be cached there.
         overlap_tokens: usize,
+        /// The decode worker that is to fetch the KV while it is computed.
+        ahead: Option<WorkerId>,
     },
     /// Send the request to `to`, which fetches its KV.
     Hand {
@@ -91,6 +94,8 @@ struct Request {
     /// Workers at which it failed.
     failed_at: BTreeSet<WorkerId>,
     retries: u32,
+    /// While its prompt is computed: the decode worker that fetches it meanwhile.
+    ahead: Option<WorkerId>,
 }
 
 /// The router.
@@ -194,6 +199,7 @@ impl Router {
             fresh_tokens: 0,
             failed_at: BTreeSet::new(),
             retries: 0,
+            ahead: None,
         };
         let before = self.requests.insert(id, request);
         assert!(before.is_none(), "request {id} is here already");
@@ -221,6 +227,7 @@ impl Router {
             State::Held { at, since: now }
         };
         let (fresh, ask) = (request.fresh_tokens, request.ask.clone());
+        let ahead = self.end_ahead(id);
         let worker = self.worker_mut(at);
         worker.load.prefills -= 1;
         worker.load.prefill_tokens -= fresh;
@@ -228,7 +235,11 @@ impl Router {
             worker.load.decodes += 1;
         } else {
             worker.load.kept += 1;
-            self.held.push_back(id);
+            match ahead {
+                // It has the place that it had before.
+                Some(to) => self.hand_to(id, at, to),
+                None => self.held.push_back(id),
+            }
         }
         let names = ask.names_of(&self.workers[&at].spec).to_vec();
         self.index.predict(now, at, &names);
@@ -419,6 +430,7 @@ impl Router {
         worker.load.prefills += 1;
         worker.load.prefill_tokens += fresh;
         worker.load.blocks.add(ask, &worker.spec);
+        let ahead = self.begin_ahead(now, id, &route);
         let stored = self.request_mut(id);
         stored.fresh_tokens = fresh;
         stored.state = State::Prefilling {
@@ -439,6 +451,7 @@ impl Router {
             at: route.at,
             whole: route.whole,
             overlap_tokens,
+            ahead,
         });
         true
     }
@@ -466,14 +479,20 @@ impl Router {
         };
         self.held.pop_front();
         self.last[1] = Some(to);
+        self.stats.handed_without_room += u64::from(with_room.is_none());
+        self.hand_to(id, from, to);
+        true
+    }
+
+    /// Gives a request whose KV is at `from` to a decode worker.
+    fn hand_to(&mut self, id: RequestId, from: WorkerId, to: WorkerId) {
+        let ask = self.requests[&id].ask.clone();
         let worker = self.worker_mut(to);
         worker.load.decodes += 1;
-        worker.load.blocks.add(&request.ask, &worker.spec);
+        worker.load.blocks.add(&ask, &worker.spec);
         self.request_mut(id).state = State::Handing { from, to };
         self.stats.handed += 1;
-        self.stats.handed_without_room += u64::from(with_room.is_none());
         self.out.push_back(Command::Hand { id, to });
-        true
     }
 
     /// Sends helpers home that have nothing left of what they helped with.

@@ -6,19 +6,20 @@ use serde_json::json;
 use crate::setup::{options, pair, post, start};
 use crate::worker::{Worker, answer, chunk, stream, stream_end, stream_head};
 
-const PROMPT: &str = r#"{"model":"m","prompt":[1,2,3,4,5],"max_tokens":3,"stream":true}"#;
-const WHOLE: &str = r#"{"model":"m","prompt":[1,2,3,4,5],"max_tokens":3}"#;
+pub(crate) const PROMPT: &str =
+    r#"{"model":"m","prompt":[1,2,3,4,5],"max_tokens":3,"stream":true}"#;
+pub(crate) const WHOLE: &str = r#"{"model":"m","prompt":[1,2,3,4,5],"max_tokens":3}"#;
 
 /// Of the prefill worker: the first token, then where its KV is.
-const FIRST: &str = "\
+pub(crate) const FIRST: &str = "\
     {\"id\":\"cmpl-p\",\"object\":\"text_completion\",\"created\":1,\"model\":\"m\",\
     \"choices\":[{\"index\":0,\"text\":\"A\",\"finish_reason\":null}]}";
-const PARAMS: &str = "\
+pub(crate) const PARAMS: &str = "\
     {\"do_remote_prefill\":true,\"remote_engine_id\":\"e\",\"remote_host\":\"127.0.0.1\",\
     \"remote_port\":9,\"transfer_id\":77,\"remote_block_size\":4,\"num_tokens\":5,\
     \"first_token\":65,\"finished\":false}";
 
-fn end_of_prefill(params: &str) -> String {
+pub(crate) fn end_of_prefill(params: &str) -> String {
     format!(
         "\
             {{\"id\":\"cmpl-p\",\"object\":\"text_completion\",\"created\":1,\"model\":\"m\",\
@@ -27,7 +28,7 @@ fn end_of_prefill(params: &str) -> String {
     )
 }
 
-fn event(text: &str, finish: &str) -> String {
+pub(crate) fn event(text: &str, finish: &str) -> String {
     format!(
         "\
             {{\"id\":\"cmpl-d\",\"object\":\"text_completion\",\"created\":2,\"model\":\"m\",\

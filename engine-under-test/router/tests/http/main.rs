@@ -1,5 +1,6 @@
 //! The router over real sockets, between clients and scripted workers.
 
+mod ahead;
 mod choosing;
 mod failing;
 mod joining;

@@ -44,6 +44,8 @@ struct State {
     polls: usize,
     /// The engine's name, and its rows of transfers; none: it knows no such path.
     transfers: Option<(String, Vec<Value>)>,
+    /// Tickets that were given back.
+    released: Vec<u64>,
 }
 
 /// A worker.
@@ -141,6 +143,11 @@ impl Worker {
         }));
     }
 
+    /// Tickets that it was told to release.
+    pub(crate) fn released(&self) -> Vec<u64> {
+        self.state.lock().unwrap().released.clone()
+    }
+
     /// Has the engine `name` tell these rows of transfers from now on.
     pub(crate) fn transfers(&self, name: &str, rows: &[Value]) {
         self.state.lock().unwrap().transfers = Some((name.to_owned(), rows.to_vec()));
@@ -219,6 +226,11 @@ impl Worker {
                     "next_seq": state.events.len(), "events": new.collect::<Vec<_>>(),
                 })
                 .to_string()
+            }
+            "/kv_release" => {
+                let ticket = seen.path.rsplit('=').next().unwrap().parse().unwrap();
+                state.released.push(ticket);
+                r#"{"released":true}"#.to_owned()
             }
             "/transfers" => {
                 let Some((engine, rows)) = &state.transfers else {

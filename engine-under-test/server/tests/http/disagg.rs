@@ -55,6 +55,7 @@ pub(crate) async fn worker(role: KvRole, options_of_kv: KvOptions, seed: u64) ->
             engine_id: format!("worker-{seed}"),
             transport: "tcp",
             remote,
+            stream_min_tokens: options_of_kv.stream_min_tokens,
         }),
         ..options()
     };

@@ -15,6 +15,8 @@ use crate::message::{Cause, Offer, TransferId};
 
 /// How long an idle connection sleeps before it looks whether its peer is still there.
 const IDLE: Duration = Duration::from_millis(50);
+/// How soon an early claim that was declined is sent again, at first and at last.
+const AGAIN: [Nanos; 2] = [Nanos::from_millis(1), Nanos::from_millis(20)];
 /// How long a busy one waits for its peer before it looks for orders.
 const BUSY: Duration = Duration::from_millis(1);
 
@@ -24,6 +26,8 @@ struct Wanted {
     since: Nanos,
     /// Whether it was sent over a connection that then broke.
     retried: bool,
+    /// When it is sent again, and how long after the last time; of an early one that was declined.
+    again: Option<(Nanos, Nanos)>,
 }
 
 /// A transfer.
@@ -139,6 +143,7 @@ impl Connection {
                 }
                 self.told(event, &mut agent);
             }
+            self.claim_again(&mut agent);
             self.expire();
         }
         let why = down.unwrap_or_else(|| "the engine is shutting down".to_owned());
@@ -175,6 +180,7 @@ impl Connection {
         let wanted = Wanted {
             since: self.common.clock.now(),
             retried: false,
+            again: None,
             claim,
         };
         self.wanted.insert(wanted.claim.ticket, wanted);
@@ -252,6 +258,14 @@ impl Connection {
                 }
             }
             SinkEvent::Declined { ticket, cause } => {
+                let early = self.wanted.get_mut(&ticket).filter(|w| w.claim.early);
+                if let Some(wanted) = early.filter(|_| cause == Cause::Expired) {
+                    let now = self.common.clock.now();
+                    let wait = wanted.again.map_or(AGAIN[0], |(_, wait)| wait + wait);
+                    let wait = wait.min(AGAIN[1]);
+                    wanted.again = Some((now + wait, wait));
+                    return;
+                }
                 if let Some(wanted) = self.wanted.remove(&ticket) {
                     let reason = match cause {
                         Cause::Expired => "nothing is held under that transfer_id (any more)",
@@ -287,6 +301,18 @@ impl Connection {
             tokens: offer.tokens,
             direct: agent.agreement().is_direct(),
         });
+    }
+
+    /// Sends early claims again whose time has come.
+    fn claim_again(&mut self, agent: &mut SinkAgent) {
+        let now = self.common.clock.now();
+        for wanted in self.wanted.values_mut() {
+            if let Some((at, wait)) = wanted.again.filter(|&(at, _)| at <= now) {
+                // Not before it was answered.
+                wanted.again = Some((at + Nanos::from_secs(3600), wait));
+                agent.claim(wanted.claim.ticket, wanted.claim.digest);
+            }
+        }
     }
 
     /// Fails claims that nobody answers.

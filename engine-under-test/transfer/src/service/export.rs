@@ -1,15 +1,15 @@
 //! The prefill side: what is held, and the connections over which it is claimed.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pb_contract::{BlockId, Clock, Nanos, RequestId, Stream};
 
 use super::{KvListener, Tell};
-use crate::agent::{AgentError, SourceAgent, SourceEvent, SourceOptions};
+use crate::agent::{SourceAgent, SourceEvent, SourceOptions};
 use crate::cells::Span;
 use crate::handshake::{Allow, Peer};
 use crate::memory::{Memory, Region};
@@ -20,6 +20,9 @@ use crate::transport::Transport;
 
 /// How long a thread sleeps at most before it looks whether it is to end.
 const NAP: Duration = Duration::from_millis(50);
+
+/// How often progress is looked at while a prompt is given away that is still computed.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Peers at a time; each has a thread here and some in its transport.
 const CONNECTIONS: usize = 256;
@@ -39,7 +42,45 @@ pub struct ExportOptions {
     pub handshake: Duration,
 }
 
-/// KV that is computed and held.
+/// How far the KV of a prompt is, which is given away while it is computed. The engine's thread
+/// tells, the connection's thread looks.
+#[derive(Debug, Default)]
+pub struct Progress {
+    /// Leading blocks that are computed, lie in memory and will not change.
+    blocks: AtomicU32,
+    ended: OnceLock<Nanos>,
+    aborted: AtomicBool,
+}
+
+impl Progress {
+    /// The first `blocks` blocks are computed, lie in memory and will not change.
+    pub fn computed(&self, blocks: u32) {
+        // What was written to memory before is seen by whoever sees the number.
+        self.blocks.fetch_max(blocks, Ordering::Release);
+    }
+
+    /// The prefill has ended, and with it the last block is computed.
+    pub fn ended(&self, blocks: u32, now: Nanos) {
+        // The second of two ends could only say the same.
+        let _ = self.ended.set(now);
+        self.computed(blocks);
+    }
+
+    /// The prompt will not be computed to its end.
+    pub fn abort(&self) {
+        self.aborted.store(true, Ordering::Release);
+    }
+
+    fn is_aborted(&self) -> bool {
+        self.aborted.load(Ordering::Acquire)
+    }
+
+    fn blocks(&self) -> u32 {
+        self.blocks.load(Ordering::Acquire)
+    }
+}
+
+/// KV that is held.
 #[derive(Clone, Debug)]
 pub struct Held {
     /// Its name, never used twice.
@@ -50,8 +91,20 @@ pub struct Held {
     pub tokens: u64,
     /// The blocks in the exporter's memory, which do not change while they are held.
     pub blocks: Vec<BlockId>,
-    /// When the prefill ended.
+    /// When the prefill ended; of what is still computed, since when it is held.
     pub since: Nanos,
+    /// How far it is; none when all of it is computed.
+    pub progress: Option<Arc<Progress>>,
+}
+
+impl Held {
+    /// Since when its lease runs; none while it is computed.
+    fn idle_since(&self) -> Option<Nanos> {
+        match &self.progress {
+            Some(progress) => progress.ended.get().copied(),
+            None => Some(self.since),
+        }
+    }
 }
 
 /// What happened to something that was held.
@@ -97,7 +150,7 @@ impl Shelf {
     /// Takes what nobody has claimed in the time of the lease.
     fn expired(&self, now: Nanos) -> Vec<Held> {
         let mut held = self.held();
-        let over = |held: &&Held| held.since + self.lease <= now;
+        let over = |held: &&Held| held.idle_since().is_some_and(|at| at + self.lease <= now);
         let tickets: Vec<u64> = held.values().filter(over).map(|h| h.ticket).collect();
         tickets.iter().filter_map(|t| held.remove(t)).collect()
     }
@@ -249,8 +302,9 @@ fn unclaimed(common: &Common, held: &Held) {
     let (id, since) = (TransferId(0), held.since);
     let mut row = row::start(id, request, names, held.tokens, blocks, since);
     row::set_end(&mut row, Ended::Expired, Some(Cause::Expired));
-    row.total_ns = common.clock.now().saturating_sub(held.since).0;
-    row.exposed_ns = Some(row.total_ns);
+    let now = common.clock.now();
+    row.total_ns = now.saturating_sub(held.since).0;
+    row.exposed_ns = held.idle_since().map(|at| now.saturating_sub(at).0);
     (common.tell)(ExportEvent::Row(row));
     let ended = Ended::Expired;
     (common.tell)(ExportEvent::Freed { ticket, ended });
@@ -277,12 +331,15 @@ fn connection(common: &Common, transport: Box<dyn Transport>) {
     };
     common.shelf.connections.fetch_add(1, Ordering::Relaxed);
     let (mut down, mut queued) = (false, 0);
+    let mut growing: Vec<Growing> = Vec::new();
     while !common.shelf.stopped() && (!down || agent.leases() > 0) {
-        for event in agent.step(nap(&agent, common.clock.as_ref())) {
+        growing.retain_mut(|one| one.advance(common, &mut agent));
+        let most = if growing.is_empty() { NAP } else { LOOK };
+        for event in agent.step(nap(&agent, common.clock.as_ref()).min(most)) {
             match event {
                 SourceEvent::Claimed { ticket, digest } => {
                     match common.shelf.claim(ticket, &digest) {
-                        Ok(held) => lend(common, &mut agent, held),
+                        Ok(held) => growing.extend(lend(common, &mut agent, held)),
                         Err(cause) => agent.decline(ticket, cause),
                     }
                 }
@@ -313,41 +370,93 @@ fn nap(agent: &SourceAgent, clock: &dyn Clock) -> Duration {
     due.map_or(NAP, |due| due.to_duration().min(NAP))
 }
 
-/// Offers what was claimed. It is computed whole, so it is sealed at once, in the order in which
-/// its granularity sends it.
-fn lend(common: &Common, agent: &mut SourceAgent, held: Held) {
-    let (blocks, layers) = (held.blocks.len() as u32, common.me.layers as u32);
-    let granularity = common.options.granularity;
+/// Offers what was claimed. What is computed whole is sealed at once; the rest is given back, to
+/// be sealed as it comes.
+fn lend(common: &Common, agent: &mut SourceAgent, held: Held) -> Option<Growing> {
+    let blocks = held.blocks.len() as u32;
     let id = agent.lend(Lend {
         request: RequestId(held.ticket),
         tokens: held.tokens,
         blocks: held.blocks,
         mode: common.options.mode,
-        granularity,
+        granularity: common.options.granularity,
     });
-    agent.prefill_ended_at(id, held.since);
-    let whole = Span::whole(blocks, layers);
-    let spans: Vec<Span> = match granularity {
-        Granularity::Bulk => vec![whole],
-        Granularity::Chunk => (0..blocks)
+    let Some(progress) = held.progress else {
+        agent.prefill_ended_at(id, held.since);
+        seal(common, agent, id, (0, blocks));
+        return None;
+    };
+    Some(Growing {
+        id,
+        progress,
+        blocks,
+        sealed: 0,
+    })
+}
+
+/// A transfer whose prompt is still computed.
+struct Growing {
+    id: TransferId,
+    progress: Arc<Progress>,
+    blocks: u32,
+    sealed: u32,
+}
+
+impl Growing {
+    /// Seals what has been computed since the last time; false when there is no more to come.
+    fn advance(&mut self, common: &Common, agent: &mut SourceAgent) -> bool {
+        if self.progress.is_aborted() {
+            agent.abort(self.id, Cause::Cancelled);
+            return false;
+        }
+        let done = self.progress.blocks().min(self.blocks);
+        if done > self.sealed {
+            if let Some(&end) = self.progress.ended.get() {
+                agent.prefill_ended_at(self.id, end);
+            }
+            let alive = seal(common, agent, self.id, (self.sealed, done));
+            self.sealed = done;
+            return alive && done < self.blocks;
+        }
+        true
+    }
+}
+
+/// Seals blocks `from..to`, in the order in which the granularity sends them; false when the lease
+/// has ended.
+fn seal(common: &Common, agent: &mut SourceAgent, id: TransferId, (from, to): (u32, u32)) -> bool {
+    let layers = common.me.layers as u32;
+    let all = Span {
+        block: from,
+        blocks: to - from,
+        ..Span::whole(to, layers)
+    };
+    let spans: Vec<Span> = match common.options.granularity {
+        Granularity::Bulk => vec![all],
+        Granularity::Chunk => (from..to)
             .map(|block| Span {
                 block,
                 blocks: 1,
-                ..whole
+                ..all
             })
             .collect(),
         Granularity::Layer => (0..layers)
             .map(|layer| Span {
                 layer,
                 layers: 1,
-                ..whole
+                ..all
             })
             .collect(),
     };
-    let sealed: Result<(), AgentError> = spans
-        .into_iter()
-        .try_for_each(|span| agent.seal(id, span).map(drop));
-    if sealed.is_err() {
-        agent.abort(id, Cause::Memory);
+    for span in spans {
+        match agent.seal(id, span) {
+            Ok(true) => {}
+            Ok(false) => return false,
+            Err(_) => {
+                agent.abort(id, Cause::Memory);
+                return false;
+            }
+        }
     }
+    true
 }

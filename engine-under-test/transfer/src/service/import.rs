@@ -39,6 +39,9 @@ pub struct Claim {
     pub ticket: u64,
     /// What it must be the KV of.
     pub digest: [u8; 32],
+    /// The prompt may not have begun yet: while nothing is held under the ticket, it is asked for
+    /// again.
+    pub early: bool,
 }
 
 /// What happened to a claim.

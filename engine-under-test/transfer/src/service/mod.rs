@@ -14,6 +14,10 @@
 //!   Freed <--------------------- Ack ---------------------   Started
 //! ```
 //!
+//! What is held may still be computed ([`Progress`]): it is offered when it is claimed, and sent as
+//! it comes. A claim that is *early* waits for its ticket, as it may be sooner there than the
+//! prompt.
+//!
 //! Nobody claims: the hold ends when its lease is over. Whatever else happens, every hold ends in
 //! one [`ExportEvent::Freed`], and every claim in one [`ImportEvent::Started`] or
 //! [`ImportEvent::Failed`]. The threads here own the agents; an engine's thread never waits for a
@@ -27,7 +31,7 @@ mod import;
 use std::sync::Arc;
 
 pub use connect::{Dial, KvListener, Remote};
-pub use export::{ExportEvent, ExportOptions, Exporter, Held};
+pub use export::{ExportEvent, ExportOptions, Exporter, Held, Progress};
 pub use import::{Claim, ImportEvent, ImportOptions, Importer};
 
 /// Where a thread tells what happened; called from several threads.

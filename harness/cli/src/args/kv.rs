@@ -1,5 +1,7 @@
 //! The part of the command line of `serve` that is about other workers.
 
+use std::str::FromStr;
+
 use clap::{Args, ValueEnum};
 
 /// What a worker does of other workers' requests.
@@ -44,6 +46,23 @@ pub(crate) enum KvGranularity {
     Layer,
 }
 
+/// From how many prompt tokens on KV is sent while the prompt is computed; none: never.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct StreamMin(pub(crate) Option<usize>);
+
+impl FromStr for StreamMin {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "off" => Ok(StreamMin(None)),
+            _ => super::whole(text)
+                .map(|tokens| StreamMin(Some(tokens)))
+                .map_err(|why| format!("{why}; or off")),
+        }
+    }
+}
+
 /// What becomes of a request whose KV does not come.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum KvFailure {
@@ -73,6 +92,10 @@ pub(crate) struct KvArgs {
     /// What is sent from here as one [default: bulk].
     #[arg(long, value_enum, requires = "role")]
     pub(crate) kv_granularity: Option<KvGranularity>,
+    /// Send KV while the prompt is computed, from so many prompt tokens on; off: never [default: 256
+    /// with --kv-granularity chunk or layer, else off].
+    #[arg(long, value_name = "TOKENS", requires = "role")]
+    pub(crate) kv_stream_min_tokens: Option<StreamMin>,
     /// What becomes of a request whose KV does not come [default: recompute].
     #[arg(long, value_enum, requires = "role")]
     pub(crate) kv_failure: Option<KvFailure>,
@@ -84,4 +107,19 @@ pub(crate) struct KvArgs {
         value_parser = clap::value_parser!(u64).range(1..=86_400_000)
     )]
     pub(crate) kv_lease_ms: Option<u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn thresholds() {
+        assert_eq!("off".parse(), Ok(StreamMin(None)));
+        assert_eq!("0".parse(), Ok(StreamMin(Some(0))));
+        for text in ["", "-1", "1.5", "never"] {
+            let error = text.parse::<StreamMin>().unwrap_err();
+            assert!(error.ends_with("or off"), "{error}");
+        }
+    }
 }

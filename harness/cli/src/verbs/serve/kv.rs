@@ -15,7 +15,7 @@ use pb_server::{Core, KvFacts, KvRole};
 use pb_transfer::service::{Dial, KvListener, Remote};
 use pb_transfer::{Granularity, Mode, ShmOptions, TcpOptions};
 
-use crate::args::{KvArgs, KvFailure, KvGranularity, KvMode, KvTransport, Role};
+use crate::args::{KvArgs, KvFailure, KvGranularity, KvMode, KvTransport, Role, StreamMin};
 
 /// How long a peer may take to connect, or to take bytes.
 const STALL: Duration = Duration::from_secs(10);
@@ -27,14 +27,27 @@ const SHM: ShmOptions = ShmOptions {
     stall: STALL,
 };
 
-/// The core of a server: the engine, with transfers when it has a role.
-pub(super) fn core(
-    args: &KvArgs,
-    engine: Engine,
-    shape: KvShape,
-) -> Result<(Box<dyn Core>, Option<KvFacts>)> {
+/// Prompt tokens from which on KV is sent while the prompt is computed, where nothing else is
+/// said: from there on streaming gained on every link that was measured (docs/TRANSFER.md).
+const STREAM_MIN_TOKENS: usize = 256;
+
+/// The ways in and out of a worker, open.
+pub(super) struct Opened {
+    ports: KvPorts,
+    options: KvOptions,
+    facts: KvFacts,
+    clock: Arc<dyn Clock>,
+    seed: u64,
+}
+
+/// Opens the ways in and out of a server that has a role. That takes no weights, so an address
+/// that cannot be had is told before any are loaded.
+///
+/// # Errors
+/// Options that make no sense, or an address that cannot be had.
+pub(super) fn open(args: &KvArgs) -> Result<Option<Opened>> {
     let Some(role) = args.role else {
-        return Ok((Box::new(engine), None));
+        return Ok(None);
     };
     let role = match role {
         Role::Both => KvRole::Both,
@@ -51,7 +64,7 @@ pub(super) fn core(
         KvTransport::Local => local(args, role)?,
     };
     let (ports, remote) = opened;
-    let core = KvEngine::new(engine, shape, ports, &options(args), &clock, seed);
+    let options = options(args)?;
     let facts = KvFacts {
         role,
         engine_id,
@@ -61,7 +74,34 @@ pub(super) fn core(
             KvTransport::Local => "local",
         },
         remote,
+        stream_min_tokens: options.stream_min_tokens.filter(|_| role.hands_off()),
     };
+    Ok(Some(Opened {
+        ports,
+        options,
+        facts,
+        clock,
+        seed,
+    }))
+}
+
+/// The core of a server: the engine, with transfers when its ways are open.
+pub(super) fn core(
+    opened: Option<Opened>,
+    engine: Engine,
+    shape: KvShape,
+) -> Result<(Box<dyn Core>, Option<KvFacts>)> {
+    let Some(Opened {
+        ports,
+        options,
+        facts,
+        clock,
+        seed,
+    }) = opened
+    else {
+        return Ok((Box::new(engine), None));
+    };
+    let core = KvEngine::new(engine, shape, ports, &options, &clock, seed);
     Ok((Box::new(core.map_err(|e| anyhow!(e))?), Some(facts)))
 }
 
@@ -75,9 +115,22 @@ fn fresh_seed() -> u64 {
     hasher.finish()
 }
 
-fn options(args: &KvArgs) -> KvOptions {
+fn options(args: &KvArgs) -> Result<KvOptions> {
     let defaults = KvOptions::default();
-    KvOptions {
+    let fine = matches!(
+        args.kv_granularity,
+        Some(KvGranularity::Chunk | KvGranularity::Layer)
+    );
+    let stream_min_tokens = match args.kv_stream_min_tokens {
+        None => fine.then_some(STREAM_MIN_TOKENS),
+        Some(StreamMin(Some(tokens))) if !fine => bail!(
+            "--kv-stream-min-tokens {tokens}: in bulk nothing is sent before all is computed; give \
+             --kv-granularity chunk or layer"
+        ),
+        Some(StreamMin(min)) => min,
+    };
+    Ok(KvOptions {
+        stream_min_tokens,
         mode: match args.kv_mode {
             None => defaults.mode,
             Some(KvMode::Pull) => Mode::Pull,
@@ -96,12 +149,12 @@ fn options(args: &KvArgs) -> KvOptions {
         },
         lease: args.kv_lease_ms.map_or(defaults.lease, Nanos::from_millis),
         ..defaults
-    }
+    })
 }
 
-type Opened = (KvPorts, Option<Remote>);
+type Ways = (KvPorts, Option<Remote>);
 
-fn tcp(args: &KvArgs, role: KvRole, clock: &Arc<dyn Clock>) -> Result<Opened> {
+fn tcp(args: &KvArgs, role: KvRole, clock: &Arc<dyn Clock>) -> Result<Ways> {
     let text = args.kv_listen.as_deref().unwrap_or("127.0.0.1:0");
     let named = || format!("--kv-listen {text}");
     let mut found = text
@@ -141,7 +194,7 @@ fn tcp(args: &KvArgs, role: KvRole, clock: &Arc<dyn Clock>) -> Result<Opened> {
     Ok((ports, remote))
 }
 
-fn shm(args: &KvArgs, role: KvRole, engine_id: &str, clock: &Arc<dyn Clock>) -> Result<Opened> {
+fn shm(args: &KvArgs, role: KvRole, engine_id: &str, clock: &Arc<dyn Clock>) -> Result<Ways> {
     let default = || std::env::temp_dir().join(format!("prefillbench-kv-{engine_id}.sock"));
     let path = args.kv_listen.as_ref().map_or_else(default, PathBuf::from);
     let mut ports = KvPorts::default();
@@ -158,7 +211,7 @@ fn shm(args: &KvArgs, role: KvRole, engine_id: &str, clock: &Arc<dyn Clock>) -> 
     Ok((ports, remote))
 }
 
-fn local(args: &KvArgs, role: KvRole) -> Result<Opened> {
+fn local(args: &KvArgs, role: KvRole) -> Result<Ways> {
     if role != KvRole::Both {
         bail!(
             "--kv-transport local: moves KV within one process, so it needs --role both; use tcp \
