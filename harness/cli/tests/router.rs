@@ -2,8 +2,10 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
+use std::path::Path;
 use std::process::Stdio;
 
 use common::{Server, json, prefillbench, run, stderr, stdout};
@@ -20,6 +22,14 @@ fn what_cannot_work_is_refused_with_the_option() {
         (
             "router --topology 1P1D --decode http://127.0.0.1:1",
             "--topology",
+        ),
+        (
+            "router --decode http://127.0.0.1:1 --log-dir x",
+            "--topology",
+        ),
+        (
+            "router --topology 1P1D --log-dir /dev/null/x",
+            "--log-dir /dev/null/x",
         ),
         (
             "router --decode http://127.0.0.1:1 -- --model m",
@@ -116,9 +126,16 @@ struct Routed {
 
 impl Routed {
     fn start(topology: &str) -> Routed {
+        Routed::with(&["--topology", topology], &[])
+    }
+
+    /// With further flags of the router, and of its workers.
+    fn with(router: &[&str], workers: &[&str]) -> Routed {
         let mut child = prefillbench(&["router", "--port", "0", "--until-stdin-closes"])
-            .args(["--topology", topology, "--"])
+            .args(router)
+            .arg("--")
             .args(MODEL)
+            .args(workers)
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -162,6 +179,17 @@ fn ask(address: &str, body: &str) -> (String, String) {
     (head.to_owned(), body.to_owned())
 }
 
+/// The body of the answer to a small request.
+fn get(address: &str, path: &str) -> String {
+    let mut stream = TcpStream::connect(address).expect("a connection");
+    let head = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    stream.write_all(head.as_bytes()).expect("written");
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).expect("an answer");
+    let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
+    body.to_owned()
+}
+
 /// What an answer says, without what differs from one to the next.
 fn said(body: &str) -> Vec<Value> {
     let lines = body
@@ -184,7 +212,31 @@ fn two_workers_answer_as_one() {
     let help = stdout(&run(&["serve", "--help"]));
     assert!(help.contains("--role"), "nothing to split: {help}");
     let alone = Server::start(&MODEL);
-    let routed = Routed::start("1P1D");
+    // All KV after the prefill, and blocks of every prompt while it is computed, in steps that end
+    // within blocks and at their ends.
+    let bulk = Routed::start("1P1D");
+    as_one(&alone, &bulk);
+    let chunk = [
+        "--kv-granularity",
+        "chunk",
+        "--kv-stream-min-tokens",
+        "0",
+        "--kv-failure",
+        "fail",
+    ];
+    let chunk = Routed::with(
+        &["--topology", "1P1D"],
+        &[&chunk[..], &["--max-batched-tokens", "24"]].concat(),
+    );
+    as_one(&alone, &chunk);
+    let page = get(&chunk.address, "/metrics");
+    let ahead = page
+        .lines()
+        .find_map(|line| line.strip_prefix("prefillbench_router_ahead_total "));
+    assert_ne!(ahead, Some("0"), "{page}");
+}
+
+fn as_one(alone: &Server, routed: &Routed) {
     // Blocks have 16 tokens.
     for length in [1, 15, 16, 17, 32, 33, 70] {
         let prompt: Vec<u32> = (0..length).map(|n| 10 + (n * 7 + length) % 200).collect();
@@ -238,4 +290,131 @@ fn text(documents: &[Value]) -> (String, Option<String>) {
         all.1 = finish.or(all.1);
     }
     all
+}
+
+/// Rows of a table, each by column.
+fn table(dir: &Path, name: &str) -> Vec<BTreeMap<String, String>> {
+    let text = std::fs::read_to_string(dir.join(name)).expect(name);
+    let mut lines = text.lines().map(|line| line.split(','));
+    let columns: Vec<&str> = lines.next().expect("a header").collect();
+    let row = |line: std::str::Split<'_, char>| {
+        let cells = line.map(str::to_owned);
+        columns.iter().map(ToString::to_string).zip(cells).collect()
+    };
+    lines.map(row).collect()
+}
+
+/// One row a request in `dir`, from worker 0, and what reads such tables reads these.
+fn has_transfers(dir: &Path, requests: usize, tokens: &str) {
+    let rows = table(dir, "transfers.csv");
+    assert_eq!(rows.len(), requests, "{rows:?}");
+    let told: Vec<u64> = rows
+        .iter()
+        .map(|row| row["told_ns"].parse().expect("an instant"))
+        .collect();
+    let sent = table(dir, "requests.csv");
+    let first: u64 = sent
+        .iter()
+        .filter(|row| row["arm"] != "warmup")
+        .map(|row| row["sent_ns"].parse().expect("an instant"))
+        .min()
+        .expect("a request");
+    assert!(told.is_sorted() && told[0] > first, "{told:?} {first}");
+    for row in &rows {
+        assert_eq!((&*row["worker"], &*row["ended"]), ("0", "acknowledged"));
+        assert_eq!((&*row["tokens"], &*row["cause"]), (tokens, ""));
+        assert!(row["bytes"].parse::<u64>().expect("bytes") > 0);
+    }
+    let run_dir = dir.to_str().expect("UTF-8");
+    let calc = json(&[
+        "calc",
+        "transfer",
+        "--layers",
+        "2",
+        "--tokens",
+        tokens,
+        "--kv-heads",
+        "2",
+        "--d-head",
+        "16",
+        "--bytes",
+        "4",
+        "--json",
+        "--run",
+        run_dir,
+    ]);
+    assert_eq!(calc["measured_transfers"], requests);
+    assert_eq!(calc["measured_failed"], 0);
+    let report = run(&["report", run_dir]);
+    let page = std::fs::read_to_string(dir.join("report.md")).expect("a report");
+    let sentence = format!("{requests} transfers ({requests} acknowledged)");
+    assert!(page.contains(&sentence), "{page}{}", stderr(&report));
+}
+
+#[test]
+fn a_run_behind_the_router_keeps_the_transfers_of_its_window() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let logs = dir.path().join("logs");
+    let logs = [
+        "--topology",
+        "1P1D",
+        "--log-dir",
+        logs.to_str().expect("UTF-8"),
+    ];
+    let routed = Routed::with(&logs, &[]);
+    for name in ["worker-0-prefill.log", "worker-1-decode.log"] {
+        assert!(Path::new(logs[3]).join(name).exists(), "{name}");
+    }
+    // Transfers from before the window stay out of it.
+    ask(
+        &routed.address,
+        r#"{"prompt":[5,6,7],"max_tokens":3,"ignore_eos":true}"#,
+    );
+    let out = dir.path().join("r");
+    let (url, place) = (format!("http://{}", routed.address), out.to_str().unwrap());
+    let output = run(&[
+        "bench",
+        "--base-url",
+        &url,
+        "--no-calibration",
+        "--no-scrape",
+        "--out",
+        place,
+        "--random-input-len",
+        "40",
+        "--random-output-len",
+        "3",
+        "--num-prompts",
+        "5",
+        "--request-rate",
+        "50",
+        "--ignore-eos",
+    ]);
+    let code = output.status.code();
+    assert!(code == Some(0) || code == Some(3), "{}", stderr(&output));
+    has_transfers(&out, 5, "40");
+}
+
+#[test]
+fn a_cell_behind_the_router_keeps_its_transfers_and_its_workers_logs() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let suite = dir.path().join("suite.toml");
+    let text = "schema = 2\nname = \"split\"\nquestion = \"q\"\nreading = \"r\"\n\
+        [run]\nblocks = 1\n[engine]\nmodel = \"synthetic-tiny\"\nnumerics = \"exact\"\n\
+        [bench]\nrequest_rate = 50\nnum_prompts = 4\nrandom_input_len = 40\n\
+        random_output_len = 3\nignore_eos = true\nno_calibration = true\nno_scrape = true\n\
+        seed = 3\n[arms.split]\ntopology = \"1P1D\"\n";
+    std::fs::write(&suite, text).expect("written");
+    let out = dir.path().join("out");
+    let output = run(&[
+        "run",
+        suite.to_str().unwrap(),
+        "--out",
+        out.to_str().unwrap(),
+    ]);
+    let code = output.status.code();
+    assert!(code == Some(0) || code == Some(3), "{}", stderr(&output));
+    let cell = out.join("cells/block-000/split");
+    has_transfers(&cell, 4, "40");
+    assert!(cell.join("server.workers/worker-0-prefill.log").exists());
 }

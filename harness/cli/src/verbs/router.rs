@@ -3,6 +3,7 @@
 mod simulate;
 
 use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 
@@ -27,9 +28,9 @@ pub(crate) fn run(args: &RouterArgs) -> Result<ExitCode> {
     );
     let api_key = key("--api-key-env", args.api_key_env.as_deref())?;
     let worker_key = key("--worker-api-key-env", args.worker_api_key_env.as_deref())?;
-    let folder = tempdir(args)?;
+    let folder = log_dir(args)?;
     // Ended with this function; also when the router itself cannot start.
-    let children = start_workers(args, folder.as_ref())?;
+    let children = start_workers(args, folder.as_deref())?;
     let workers = match &args.topology {
         Some(topology) => {
             let urls = children.iter().map(url_of);
@@ -113,21 +114,26 @@ fn key(option: &str, variable: Option<&str>) -> Result<Option<String>> {
     }
 }
 
+/// Names the folder of workers' logs; `run` sets it to one beside the cell's own log.
+pub(crate) const LOG_DIR: &str = "PREFILLBENCH_LOG_DIR";
+
 /// A folder for the logs of workers that are started here.
-fn tempdir(args: &RouterArgs) -> Result<Option<std::path::PathBuf>> {
+fn log_dir(args: &RouterArgs) -> Result<Option<PathBuf>> {
     if args.topology.is_none() {
         return Ok(None);
     }
-    let folder = std::env::temp_dir().join(format!("prefillbench-router-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {folder:?}"))?;
+    let named = args.log_dir.clone();
+    let named = named.or_else(|| std::env::var_os(LOG_DIR).map(PathBuf::from));
+    let folder = named.unwrap_or_else(|| {
+        std::env::temp_dir().join(format!("prefillbench-router-{}", std::process::id()))
+    });
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("--log-dir {}: cannot create it", folder.display()))?;
     Ok(Some(folder))
 }
 
 /// Starts the workers of `--topology`, each as a process of its own.
-fn start_workers(
-    args: &RouterArgs,
-    folder: Option<&std::path::PathBuf>,
-) -> Result<Vec<EngineChild>> {
+fn start_workers(args: &RouterArgs, folder: Option<&Path>) -> Result<Vec<EngineChild>> {
     let (Some(topology), Some(folder)) = (&args.topology, folder) else {
         return Ok(Vec::new());
     };

@@ -14,6 +14,7 @@ use pb_load::control::{Control, Method};
 
 use crate::interrupt::{Interrupt, Interrupted};
 use crate::verbs::quickstart::log_tail;
+use crate::verbs::router::LOG_DIR;
 use crate::verbs::suite::{Arm, Way};
 
 /// Between two questions whether it is ready.
@@ -185,6 +186,8 @@ fn keep(arm: &Arm, words: &[String], log: &Path) -> Result<Child> {
         .args(["guard", "--signal", &arm.stop.signal])
         .args(["--grace-ms", &grace.to_string(), "--"])
         .args(words)
+        // For a router that starts workers; nobody else looks at it.
+        .env(LOG_DIR, log.with_extension("workers"))
         .envs(&arm.env)
         .stdin(Stdio::piped())
         .stdout(out.try_clone().with_context(place)?)
