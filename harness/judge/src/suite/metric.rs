@@ -129,7 +129,7 @@ impl Metric {
     }
 
     /// The class of requests that it is of; absent when of all.
-    pub(crate) fn class(&self) -> Option<&str> {
+    pub fn class(&self) -> Option<&str> {
         self.class.as_deref()
     }
 

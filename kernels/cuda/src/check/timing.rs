@@ -351,13 +351,15 @@ impl<D: Device + ?Sized> Timer<'_, D> {
         let inner = d.zeroed::<bf16>("inner", site.inner_len(rows))?;
         let (weights, values) = (adapters * RANK, rows * RANK);
         let shape = format!("{rows}x{HIDDEN}, {adapters} of rank {RANK}");
-        let bytes = 2 * (3 * weights * HIDDEN + rows * HIDDEN + 3 * values);
-        let work = [bytes, 6 * values * HIDDEN];
+        let read = 2 * (3 * weights * HIDDEN + rows * HIDDEN);
+        let work = [read, 2 * 3 * values, 6 * values * HIDDEN];
         self.report("lora_shrink", shape.clone(), work, |_| {
             ops::lora_shrink(d, &placed, &site, &x, &inner)
         })?;
-        let bytes = 2 * (weights * width + 2 * rows * width + 3 * values);
-        self.report("lora_expand", shape, [bytes, 2 * values * width], |_| {
+        // The product's outputs are read and written back.
+        let read = 2 * (weights * width + rows * width + 3 * values);
+        let work = [read, 2 * rows * width, 2 * values * width];
+        self.report("lora_expand", shape, work, |_| {
             ops::lora_expand(d, &placed, &site, &inner, &out)
         })?;
         d.release(mark)
