@@ -5,12 +5,15 @@
 //! is handed off, and what arrives is copied into it when all of it is here: a copy at each side
 //! for the freedom of both. A slot has a name that is not used again, and bytes that come for a
 //! slot that is gone are refused: what is late cannot reach anybody else's block.
+//!
+//! A transport looks at images where they lie, and nobody waits for it meanwhile: it holds the
+//! images and not the lock, and whoever writes an image that is looked at writes a copy.
 
 use std::collections::BTreeMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pb_contract::BlockId;
-use pb_transfer::{Memory, MemoryError, MemoryKind, Region};
+use pb_transfer::{Descriptor, Memory, MemoryError, MemoryKind, Region};
 
 /// Names a slot that was never made: for blocks that are not to be written.
 pub(super) const NOWHERE: BlockId = BlockId(u32::MAX);
@@ -18,7 +21,7 @@ pub(super) const NOWHERE: BlockId = BlockId(u32::MAX);
 #[derive(Debug, Default)]
 struct Slots {
     made: u32,
-    images: BTreeMap<u32, Vec<u8>>,
+    images: BTreeMap<u32, Arc<Vec<u8>>>,
 }
 
 impl Slots {
@@ -69,7 +72,7 @@ impl Staging {
         assert_eq!(image.len(), self.image_bytes, "one length for all images");
         let mut slots = self.slots();
         let name = slots.name();
-        slots.images.insert(name, image);
+        slots.images.insert(name, Arc::new(image));
         BlockId(name)
     }
 
@@ -82,7 +85,7 @@ impl Staging {
     /// Makes the slot of a name, with an image.
     pub fn fill(&self, name: BlockId, image: Vec<u8>) {
         assert_eq!(image.len(), self.image_bytes, "one length for all images");
-        let before = self.slots().images.insert(name.0, image);
+        let before = self.slots().images.insert(name.0, Arc::new(image));
         assert!(before.is_none(), "a slot is made once");
     }
 
@@ -95,7 +98,8 @@ impl Staging {
 
     /// The image of a slot, which is gone afterwards.
     pub fn take(&self, slot: BlockId) -> Option<Vec<u8>> {
-        self.slots().images.remove(&slot.0)
+        let image = self.slots().images.remove(&slot.0)?;
+        Some(Arc::unwrap_or_clone(image))
     }
 
     /// Slots in use.
@@ -112,13 +116,13 @@ impl Staging {
     /// where in it the part begins, where among the bytes, and how long it is.
     fn parts(
         &self,
+        slots: &mut Slots,
         at: u64,
         bytes: usize,
-        mut visit: impl FnMut(&mut [u8], usize, usize, usize),
+        mut visit: impl FnMut(&mut Arc<Vec<u8>>, usize, usize, usize),
     ) -> Result<(), MemoryError> {
         let image_bytes = self.image_bytes as u64;
         let (end, mut done) = (at.saturating_add(bytes as u64), 0);
-        let mut slots = self.slots();
         while done < bytes {
             let here = at + done as u64;
             let name = u32::try_from(here / image_bytes).ok();
@@ -148,15 +152,37 @@ impl Memory for Staging {
     }
 
     fn read(&self, at: u64, out: &mut [u8]) -> Result<(), MemoryError> {
-        self.parts(at, out.len(), |image, start, done, n| {
+        let slots = &mut self.slots();
+        self.parts(slots, at, out.len(), |image, start, done, n| {
             out[done..done + n].copy_from_slice(&image[start..start + n]);
         })
     }
 
     fn write(&self, at: u64, from: &[u8]) -> Result<(), MemoryError> {
-        self.parts(at, from.len(), |image, start, done, n| {
-            image[start..start + n].copy_from_slice(&from[done..done + n]);
+        let slots = &mut self.slots();
+        self.parts(slots, at, from.len(), |image, start, done, n| {
+            Arc::make_mut(image)[start..start + n].copy_from_slice(&from[done..done + n]);
         })
+    }
+
+    fn view(
+        &self,
+        ranges: &[Descriptor],
+        see: &mut dyn FnMut(&[&[u8]]),
+    ) -> Result<bool, MemoryError> {
+        let mut held = Vec::with_capacity(ranges.len());
+        {
+            let slots = &mut self.slots();
+            for range in ranges {
+                let hold = |image: &mut Arc<Vec<u8>>, start, _, n| {
+                    held.push((Arc::clone(image), start..start + n));
+                };
+                self.parts(slots, range.at, range.bytes as usize, hold)?;
+            }
+        }
+        let parts = held.iter().map(|(image, part)| &image[part.clone()]);
+        see(&parts.collect::<Vec<&[u8]>>());
+        Ok(true)
     }
 }
 
@@ -193,5 +219,34 @@ mod tests {
         let mut first = [0];
         staging.read(at, &mut first).unwrap();
         assert_eq!(first, [2]);
+    }
+
+    #[test]
+    fn images_are_seen_where_they_lie_and_a_write_meanwhile_changes_nothing_of_it() {
+        let staging = Staging::new(4, vec![]);
+        let a = staging.put(vec![1, 2, 3, 4]);
+        staging.put(vec![5, 6, 7, 8]);
+        let range = |at, bytes| Descriptor { at, bytes };
+        let mut seen = Vec::new();
+        let mut see = |parts: &[&[u8]]| {
+            // Would hang if the lock were held.
+            staging.write(2, &[9, 9, 9]).unwrap();
+            seen.extend(parts.iter().map(|part| part.to_vec()));
+        };
+        // One range across two images is two parts.
+        let shown = staging.view(&[range(1, 5), range(7, 1)], &mut see);
+        assert!(shown.unwrap());
+        assert_eq!(seen, [vec![2, 3, 4], vec![5, 6], vec![8]]);
+        let mut now = [0; 8];
+        staging.read(0, &mut now).unwrap();
+        assert_eq!(now, [1, 2, 9, 9, 9, 6, 7, 8]);
+        // An image that is taken away is still whole for whoever looks at it.
+        let mut take = |parts: &[&[u8]]| {
+            assert_eq!(staging.take(a), Some(vec![1, 2, 9, 9]));
+            assert_eq!(parts, [[1, 2, 9, 9]]);
+        };
+        assert!(staging.view(&[range(0, 4)], &mut take).unwrap());
+        let mut never = |_: &[&[u8]]| panic!("an image that is gone");
+        assert!(staging.view(&[range(0, 4)], &mut never).is_err());
     }
 }
