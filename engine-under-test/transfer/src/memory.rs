@@ -66,9 +66,9 @@ pub trait Memory: Send + Sync + std::fmt::Debug {
     /// Out of range, and nothing is written; or the device refused.
     fn write(&self, at: u64, from: &[u8]) -> Result<(), MemoryError>;
 
-    /// Shows `see` the ranges where they lie, all at once; false where memory can only be copied,
-    /// which is the default. Whoever writes the memory may have to wait meanwhile, so `see` must
-    /// not.
+    /// Shows `see` the ranges where they lie, all at once and in their order, each as one part or
+    /// several; false where memory can only be copied, which is the default. Whoever writes the
+    /// memory may have to wait meanwhile, so `see` must not.
     ///
     /// # Errors
     /// Out of range, and nothing is shown.

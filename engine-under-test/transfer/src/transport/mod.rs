@@ -6,10 +6,12 @@
 //! into the peer's memory by itself fits behind the same trait.
 
 mod buffers;
+mod inbox;
 mod listener;
 mod local;
 mod nixl;
 mod nixl_ffi;
+mod outbox;
 mod outgoing;
 mod shm;
 mod slots;

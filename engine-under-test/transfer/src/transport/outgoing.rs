@@ -25,6 +25,9 @@ const CALL_BYTES: u64 = 1 << 20;
 /// Bytes that are copied at a time from memory that cannot be looked at; they fit a core's cache.
 const STAGING_BYTES: usize = 256 << 10;
 
+/// Frames up to this long are short: a few wake-ups cost as much as copying them.
+const SHORT_BYTES: usize = 64 << 10;
+
 /// What follows a frame's body.
 pub(super) enum Payload {
     /// These bytes.
@@ -40,15 +43,22 @@ pub(super) struct Frame {
     /// Cells: tell when they are written.
     pub(super) done: Option<(TransferId, Nanos)>,
     verdict: TapVerdict,
+    /// Bytes, head included.
+    bytes: usize,
+    /// Of them, how many are in the socket.
+    written: usize,
 }
 
 impl Frame {
     pub(super) fn message(message: &Message, verdict: TapVerdict) -> Frame {
+        let head = encode_frame(message, 0);
         Frame {
-            head: encode_frame(message, 0),
+            bytes: head.len(),
+            head,
             payload: Payload::Bytes(Vec::new()),
             done: None,
             verdict,
+            written: 0,
         }
     }
 
@@ -62,11 +72,67 @@ impl Frame {
             Payload::Bytes(bytes) => bytes.len(),
             Payload::Ranges(_, ranges) => ranges.iter().map(|r| r.bytes as usize).sum(),
         };
+        let head = encode_frame(message, bytes);
         Frame {
-            head: encode_frame(message, bytes),
+            bytes: head.len() + bytes,
+            head,
             payload,
             done: Some(done),
             verdict,
+            written: 0,
+        }
+    }
+
+    /// Whether it may be written by whoever has it.
+    pub(super) fn is_short(&self) -> bool {
+        self.bytes <= SHORT_BYTES && self.verdict == TapVerdict::Pass
+    }
+
+    /// Writes what the socket takes at once of a frame that nothing is written of; true when that
+    /// is all of it. What is wrong with the socket or the memory is found by the next write.
+    pub(super) fn write_now(&mut self, socket: &Socket) -> bool {
+        let sent = match &self.payload {
+            Payload::Bytes(bytes) => send_now(socket, &self.head, &[bytes]),
+            Payload::Ranges(memory, ranges) => {
+                let mut sent = Ok(0);
+                let mut send = |parts: &[&[u8]]| sent = send_now(socket, &self.head, parts);
+                match memory.view(one_call(ranges), &mut send) {
+                    Ok(_) => sent,
+                    Err(_) => Ok(0),
+                }
+            }
+        };
+        self.written = sent.unwrap_or(0);
+        self.written == self.bytes
+    }
+}
+
+/// What of a frame of ranges is still to be written.
+struct Rest<'a> {
+    head: &'a [u8],
+    ranges: Vec<Descriptor>,
+    /// The first range that is not written.
+    next: usize,
+}
+
+impl Rest<'_> {
+    fn ranges(&self) -> &[Descriptor] {
+        &self.ranges[self.next..]
+    }
+
+    /// So many bytes more are written.
+    fn written(&mut self, mut bytes: usize) {
+        let of_head = bytes.min(self.head.len());
+        self.head = &self.head[of_head..];
+        bytes -= of_head;
+        while let Some(first) = self.ranges.get_mut(self.next) {
+            if (bytes as u64) < first.bytes {
+                first.at += bytes as u64;
+                first.bytes -= bytes as u64;
+                return;
+            }
+            bytes -= first.bytes as usize;
+            self.next += 1;
         }
     }
 }
@@ -88,7 +154,7 @@ impl Out<'_> {
         }
     }
 
-    /// Writes all of a frame, or as much of it as a planted cut leaves.
+    /// Writes all that is left of a frame, or as much of it as a planted cut leaves.
     pub(super) fn write(&mut self, frame: &Frame) -> Result<(), TransportError> {
         match (&frame.payload, frame.verdict) {
             (Payload::Bytes(bytes), TapVerdict::CutAfter(n)) => {
@@ -98,9 +164,19 @@ impl Out<'_> {
                 self.socket.shutdown();
                 Err(TransportError::Closed)
             }
-            (Payload::Bytes(bytes), _) => self.parts([&frame.head, bytes]),
+            (Payload::Bytes(bytes), _) => {
+                let of_head = frame.written.min(frame.head.len());
+                let (head, rest) = (&frame.head[of_head..], &bytes[frame.written - of_head..]);
+                self.parts([head, rest])
+            }
             (Payload::Ranges(memory, ranges), _) => {
-                self.ranges(&frame.head, memory.as_ref(), ranges)
+                let mut rest = Rest {
+                    head: &frame.head,
+                    ranges: ranges.clone(),
+                    next: 0,
+                };
+                rest.written(frame.written);
+                self.ranges(rest, memory.as_ref())
             }
         }
     }
@@ -122,44 +198,23 @@ impl Out<'_> {
     }
 
     /// Writes ranges of memory from where they lie.
-    fn ranges(
-        &mut self,
-        mut head: &[u8],
-        memory: &dyn Memory,
-        ranges: &[Descriptor],
-    ) -> Result<(), TransportError> {
-        let mut rest = ranges.to_vec();
-        let mut next = 0;
-        while next < rest.len() {
-            let batch = one_call(&rest[next..]);
+    fn ranges(&mut self, mut rest: Rest<'_>, memory: &dyn Memory) -> Result<(), TransportError> {
+        while !rest.ranges().is_empty() {
+            let batch = one_call(rest.ranges());
             let mut sent = Ok(0);
-            let mut send = |parts: &[&[u8]]| sent = send_now(self.socket, head, parts);
+            let mut send = |parts: &[&[u8]]| sent = send_now(self.socket, rest.head, parts);
             if !memory.view(batch, &mut send)? {
-                return self.staged(head, memory, &rest[next..]);
+                return self.staged(rest.head, memory, rest.ranges());
             }
-            let mut sent = match sent {
-                Ok(n) => n,
-                Err(rustix::io::Errno::AGAIN) => {
-                    self.wait()?;
-                    continue;
-                }
-                Err(rustix::io::Errno::INTR) => continue,
+            match sent {
+                Ok(n) => rest.written(n),
+                Err(rustix::io::Errno::AGAIN) => self.wait()?,
+                Err(rustix::io::Errno::INTR) => {}
                 Err(e) => return Err(self.failed(e.into())),
-            };
-            let of_head = sent.min(head.len());
-            head = &head[of_head..];
-            sent -= of_head;
-            while next < rest.len() && sent as u64 >= rest[next].bytes {
-                sent -= rest[next].bytes as usize;
-                next += 1;
-            }
-            if let Some(first) = rest.get_mut(next) {
-                first.at += sent as u64;
-                first.bytes -= sent as u64;
             }
         }
         // Left when there are no ranges, or the last of them are empty.
-        self.parts([head, &[]])
+        self.parts([rest.head, &[]])
     }
 
     /// Writes ranges by way of a buffer.
@@ -216,7 +271,7 @@ impl Out<'_> {
     }
 }
 
-/// The first ranges, as many as one call takes: at least one, however long.
+/// The first ranges, as many as one call takes: at least one if there is one, however long.
 fn one_call(ranges: &[Descriptor]) -> &[Descriptor] {
     let mut bytes = 0;
     let fits = |range: &&Descriptor| {
@@ -224,12 +279,13 @@ fn one_call(ranges: &[Descriptor]) -> &[Descriptor] {
         bytes <= CALL_BYTES
     };
     let n = ranges.iter().take(PARTS).take_while(fits).count();
-    &ranges[..n.max(1)]
+    &ranges[..n.max(1).min(ranges.len())]
 }
 
 /// Gives the kernel what it takes without waiting.
 fn send_now(socket: &Socket, head: &[u8], parts: &[&[u8]]) -> rustix::io::Result<usize> {
-    let all = std::iter::once(&head).chain(parts);
+    // A range may be shown as several parts; what is left over is sent by the next call.
+    let all = std::iter::once(&head).chain(parts.iter().take(PARTS));
     let parts: Vec<IoSlice<'_>> = all.map(|part| IoSlice::new(part)).collect();
     let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
     sendmsg(socket, &parts, &mut SendAncillaryBuffer::default(), flags)

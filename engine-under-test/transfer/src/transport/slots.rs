@@ -2,15 +2,16 @@
 //! reads it and gives it back. What the slots lie in, and how the receiver reaches them, differs.
 
 use std::collections::BTreeMap;
-use std::sync::mpsc::Receiver;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use pb_contract::{Clock, Nanos};
 
 use super::buffers::{Buffers, CellBytes};
+use super::inbox::{Arrivals, inbox};
+use super::outbox::Outbox;
 use super::outgoing::Frame;
-use super::wire::{Handle, Link, Socket, Writer, inbox, poll};
+use super::wire::{Handle, Link, Socket};
 use super::{
     Incoming, MemoryId, Registered, Tap, TapVerdict, Transport, TransportError, TransportKind,
 };
@@ -111,7 +112,7 @@ pub struct SlotTransport<S> {
     shape: Shape,
     slots: Arc<Mutex<Slots>>,
     link: Option<Link>,
-    from: Option<Receiver<Result<Incoming, TransportError>>>,
+    from: Option<Arrivals>,
     tap: Option<Tap>,
 }
 
@@ -191,15 +192,15 @@ fn handler(
     mut theirs: Theirs,
     slots: Arc<Mutex<Slots>>,
     clock: Arc<dyn Clock>,
-) -> impl FnOnce(&Writer) -> Handle {
-    move |writer| {
-        let writer = writer.clone();
+) -> impl FnOnce(&Outbox) -> Handle {
+    move |outbox| {
+        let outbox = outbox.clone();
         let buffers = Buffers::default();
         Box::new(move |message, _| match message {
             Message::DataInSlot { slot, bytes, head } => {
                 let payload = theirs.take(slot, bytes, &buffers)?;
                 let credit = Message::Credit { slot };
-                writer.put(Frame::message(&credit, TapVerdict::Pass))?;
+                outbox.put(Frame::message(&credit, TapVerdict::Pass))?;
                 Ok(Some(Incoming::Data(head, payload)))
             }
             Message::Credit { slot } => {
@@ -262,7 +263,7 @@ impl<S: SlotStore> Transport for SlotTransport<S> {
         let tap = self.tap.as_mut().map(|tap| tap(message, &mut Vec::new()));
         let verdict = tap.unwrap_or(TapVerdict::Pass);
         let link = self.link.as_ref().ok_or(TransportError::Closed)?;
-        link.put(Frame::message(message, verdict))
+        link.put(Frame::message(message, verdict)).map(drop)
     }
 
     fn post(
@@ -308,7 +309,8 @@ impl<S: SlotStore> Transport for SlotTransport<S> {
     }
 
     fn poll(&mut self, timeout: Duration) -> Result<Option<Incoming>, TransportError> {
-        poll(self.from.as_ref().ok_or(TransportError::Closed)?, timeout)
+        let from = self.from.as_mut().ok_or(TransportError::Closed)?;
+        from.poll(timeout)
     }
 
     fn close(&mut self) {

@@ -4,15 +4,17 @@
 //! in turn. The side that connects draws a session and says on each connection which of how many it
 //! is, so that one listener serves many peers.
 
+use std::collections::VecDeque;
 use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
 use pb_contract::Clock;
 
+use super::inbox::{Arrivals, inbox};
+use super::outbox::Outbox;
 use super::outgoing::{Frame, Payload};
-use super::wire::{Handle, Link, Socket, Writer, inbox, poll};
+use super::wire::{Handle, Link, Socket};
 use super::{
     Incoming, MemoryId, Registered, Tap, TapVerdict, Transport, TransportError, TransportKind,
 };
@@ -40,8 +42,10 @@ pub struct TcpTransport {
     clock: Arc<dyn Clock>,
     memories: Registered,
     links: Vec<Link>,
-    from: Option<Receiver<Result<Incoming, TransportError>>>,
+    from: Option<Arrivals>,
     next: usize,
+    /// Frames that were written when they were posted.
+    sent: VecDeque<Incoming>,
     tap: Option<Tap>,
 }
 
@@ -86,6 +90,7 @@ impl TcpTransport {
             links: Vec::with_capacity(streams.len()),
             from: Some(from),
             next: 0,
+            sent: VecDeque::new(),
             tap: None,
         };
         for stream in streams {
@@ -106,7 +111,7 @@ impl TcpTransport {
     }
 }
 
-fn handler(_: &Writer) -> Handle {
+fn handler(_: &Outbox) -> Handle {
     Box::new(|message, payload| match message {
         Message::Data(head) => Ok(Some(Incoming::Data(head, payload))),
         Message::Join { .. } | Message::DataInSlot { .. } | Message::Credit { .. } => {
@@ -143,7 +148,7 @@ impl Transport for TcpTransport {
         let tap = self.tap.as_mut().map(|tap| tap(message, &mut Vec::new()));
         let verdict = tap.unwrap_or(TapVerdict::Pass);
         let first = self.links.first().ok_or(TransportError::Closed)?;
-        first.put(Frame::message(message, verdict))
+        first.put(Frame::message(message, verdict)).map(drop)
     }
 
     fn post(
@@ -174,12 +179,23 @@ impl Transport for TcpTransport {
         };
         self.next = (self.next + 1) % self.links.len().max(1);
         let link = self.links.get(self.next).ok_or(TransportError::Closed)?;
-        link.put(Frame::cells(&message, payload, (id, start), verdict))?;
+        if link.put(Frame::cells(&message, payload, (id, start), verdict))? {
+            let wire_ns = self.clock.now().saturating_sub(start).0;
+            self.sent.push_back(Incoming::Sent { id, wire_ns });
+        }
         Ok(posted)
     }
 
     fn poll(&mut self, timeout: Duration) -> Result<Option<Incoming>, TransportError> {
-        poll(self.from.as_ref().ok_or(TransportError::Closed)?, timeout)
+        let from = self.from.as_mut().ok_or(TransportError::Closed)?;
+        if self.sent.is_empty() {
+            return from.poll(timeout);
+        }
+        // The peer goes first, or whoever posts whenever a frame is sent would never hear it.
+        match from.poll(Duration::ZERO)? {
+            None => Ok(self.sent.pop_front()),
+            incoming => Ok(incoming),
+        }
     }
 
     fn close(&mut self) {

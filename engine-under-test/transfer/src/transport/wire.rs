@@ -3,25 +3,26 @@
 
 use std::io::{ErrorKind, IoSlice, Read, Write};
 use std::net::{Shutdown, TcpStream};
+use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pb_contract::Clock;
 
 use super::buffers::{Buffers, CellBytes};
+use super::inbox::Inbox;
+use super::outbox::Outbox;
 use super::outgoing::{Frame, Out};
 use super::{Incoming, TransportError};
 use crate::frame::{FrameHead, HEADER_BYTES};
 use crate::message::Message;
 
-/// Frames that wait to be written on a connection.
-const QUEUE_FRAMES: usize = 64;
-/// Frames that have arrived and were not polled. With the largest payload this bounds memory.
-const INBOX_FRAMES: usize = 8;
+/// Bytes that are read ahead of a frame: one call for several short frames, or for the head of a
+/// long one and a little of its payload, which is then copied once more.
+pub(super) const AHEAD_BYTES: usize = 16 << 10;
 
 /// A connection.
 pub(super) enum Socket {
@@ -91,51 +92,9 @@ impl Write for Socket {
     }
 }
 
-/// Where readers and writers put what they have.
-pub(super) type Inbox = SyncSender<Result<Incoming, TransportError>>;
-
-/// A queue of what came, and its entrance.
-pub(super) fn inbox() -> (Inbox, Receiver<Result<Incoming, TransportError>>) {
-    sync_channel(INBOX_FRAMES)
-}
-
-/// The next thing that came.
-pub(super) fn poll(
-    from: &Receiver<Result<Incoming, TransportError>>,
-    timeout: Duration,
-) -> Result<Option<Incoming>, TransportError> {
-    match from.recv_timeout(timeout) {
-        Ok(Ok(incoming)) => Ok(Some(incoming)),
-        Ok(Err(error)) => Err(error),
-        Err(RecvTimeoutError::Timeout) => Ok(None),
-        Err(RecvTimeoutError::Disconnected) => Err(TransportError::Closed),
-    }
-}
-
-/// The writing end of a connection.
-pub(super) struct Writer(SyncSender<Frame>);
-
-impl Clone for Writer {
-    fn clone(&self) -> Self {
-        Writer(self.0.clone())
-    }
-}
-
-impl Writer {
-    pub(super) fn put(&self, frame: Frame) -> Result<(), TransportError> {
-        self.0.try_send(frame).map_err(|e| match e {
-            TrySendError::Full(_) => TransportError::Backlog {
-                frames: QUEUE_FRAMES,
-            },
-            TrySendError::Disconnected(_) => TransportError::Closed,
-        })
-    }
-}
-
 /// A connection with its threads. Dropping it ends them.
 pub(super) struct Link {
-    socket: Socket,
-    writer: Option<Writer>,
+    outbox: Outbox,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -150,27 +109,24 @@ impl Link {
         stall: Duration,
         inbox: &Inbox,
         clock: &Arc<dyn Clock>,
-        handle: impl FnOnce(&Writer) -> Handle,
+        handle: impl FnOnce(&Outbox) -> Handle,
     ) -> Result<Link, TransportError> {
         let set_up = |error| TransportError::io("setting up a connection", error);
         socket.set_write_timeout(stall).map_err(set_up)?;
-        let (to_writer, outgoing) = sync_channel(QUEUE_FRAMES);
-        let writer = Writer(to_writer);
-        let mut handle = handle(&writer);
-        let (mut reads, mut writes) = (
-            socket.try_clone().map_err(set_up)?,
-            socket.try_clone().map_err(set_up)?,
-        );
+        let reads = socket.try_clone().map_err(set_up)?;
+        let mut writes = socket.try_clone().map_err(set_up)?;
+        let outbox = Outbox::new(socket);
+        let mut handle = handle(&outbox);
         let (inbox_reads, inbox_writes) = (inbox.clone(), inbox.clone());
         let clock = Arc::clone(clock);
-        let buffers = Buffers::default();
+        let mut frames = FrameReader::new(reads, AHEAD_BYTES);
         let reader = std::thread::spawn(move || {
             loop {
-                let frame = read_frame(&mut reads, &buffers);
+                let frame = frames.next();
                 let told = frame.and_then(|(message, payload)| handle(message, payload));
                 let over = told.is_err();
                 if let Some(told) = told.transpose()
-                    && inbox_reads.send(told).is_err()
+                    && !inbox_reads.put(told)
                 {
                     return;
                 }
@@ -179,25 +135,24 @@ impl Link {
                 }
             }
         });
-        let writer_thread = std::thread::spawn(move || {
+        let outgoing = outbox.clone();
+        let writer = std::thread::spawn(move || {
             write_all(&mut writes, stall, &outgoing, &inbox_writes, clock.as_ref());
         });
         Ok(Link {
-            socket,
-            writer: Some(writer),
-            threads: vec![reader, writer_thread],
+            outbox,
+            threads: vec![reader, writer],
         })
     }
 
-    pub(super) fn put(&self, frame: Frame) -> Result<(), TransportError> {
-        let writer = self.writer.as_ref().ok_or(TransportError::Closed)?;
-        writer.put(frame)
+    /// As [`Outbox::put`].
+    pub(super) fn put(&self, frame: Frame) -> Result<bool, TransportError> {
+        self.outbox.put(frame)
     }
 
     /// Ends the threads. Whoever holds the inbox must have dropped its other end.
     pub(super) fn close(&mut self) {
-        self.socket.shutdown();
-        self.writer = None;
+        self.outbox.close();
         for thread in self.threads.drain(..) {
             // A thread that panicked has nothing to say that the closed connection does not.
             let _ = thread.join();
@@ -209,12 +164,12 @@ impl Link {
 fn write_all(
     socket: &mut Socket,
     stall: Duration,
-    outgoing: &Receiver<Frame>,
+    outgoing: &Outbox,
     inbox: &Inbox,
     clock: &dyn Clock,
 ) {
     let mut out = Out::new(socket, stall);
-    for frame in outgoing {
+    while let Some(frame) = outgoing.next() {
         let told = match out.write(&frame) {
             Ok(()) => match frame.done {
                 None => continue,
@@ -226,11 +181,11 @@ fn write_all(
             Err(error) => Err(error),
         };
         let over = told.is_err();
-        if inbox.send(told).is_err() || over {
+        if !inbox.put(told) || over {
             break;
         }
     }
-    socket.shutdown();
+    outgoing.close();
 }
 
 pub(super) fn is_gone(error: &std::io::Error) -> bool {
@@ -240,35 +195,72 @@ pub(super) fn is_gone(error: &std::io::Error) -> bool {
     )
 }
 
-/// Reads all of `out`. `started` says whether the frame has begun: an end before is no cut.
-fn read_exact(socket: &mut Socket, out: &mut [u8], started: bool) -> Result<(), TransportError> {
-    let mut got = 0;
-    while got < out.len() {
-        let missing = out.len() - got;
-        match socket.read(&mut out[got..]) {
-            Ok(n) if n > 0 => got += n,
-            Err(e) if e.kind() == ErrorKind::Interrupted => {}
-            Err(e) if !is_gone(&e) => return Err(TransportError::io("reading a frame", e)),
-            _ if got == 0 && !started => return Err(TransportError::Closed),
-            _ => return Err(TransportError::Cut { missing }),
-        }
-    }
-    Ok(())
+/// Reads frames from a socket.
+pub(super) struct FrameReader {
+    socket: Socket,
+    buffers: Buffers,
+    /// What was read ahead, and which of it is unused.
+    ahead: Vec<u8>,
+    unused: Range<usize>,
 }
 
-/// The next frame.
-pub(super) fn read_frame(
-    socket: &mut Socket,
-    buffers: &Buffers,
-) -> Result<(Message, CellBytes), TransportError> {
-    let mut header = [0; HEADER_BYTES];
-    read_exact(socket, &mut header, false)?;
-    let head = FrameHead::parse(&header)?;
-    let mut body = vec![0; head.body_bytes];
-    read_exact(socket, &mut body, true)?;
-    // The body is verified before room is made for what it announces.
-    let message = head.message(&body)?;
-    let mut payload = buffers.take(head.payload_bytes);
-    read_exact(socket, &mut payload, true)?;
-    Ok((message, payload))
+impl FrameReader {
+    /// Reads up to `ahead` bytes more than are needed.
+    pub(super) fn new(socket: Socket, ahead: usize) -> FrameReader {
+        FrameReader {
+            socket,
+            buffers: Buffers::default(),
+            ahead: vec![0; ahead],
+            unused: 0..0,
+        }
+    }
+
+    /// The next frame.
+    pub(super) fn next(&mut self) -> Result<(Message, CellBytes), TransportError> {
+        let mut header = [0; HEADER_BYTES];
+        self.exactly(&mut header, false)?;
+        let head = FrameHead::parse(&header)?;
+        let mut body = vec![0; head.body_bytes];
+        self.exactly(&mut body, true)?;
+        // The body is verified before room is made for what it announces.
+        let message = head.message(&body)?;
+        let mut payload = self.buffers.take(head.payload_bytes);
+        self.exactly(&mut payload, true)?;
+        Ok((message, payload))
+    }
+
+    /// Fills `out`. `started` says whether the frame has begun: an end before is no cut.
+    fn exactly(&mut self, out: &mut [u8], started: bool) -> Result<(), TransportError> {
+        let mut got = self.take(out);
+        while got < out.len() {
+            let missing = out.len() - got;
+            // What is longer goes to where it belongs.
+            let direct = missing >= self.ahead.len();
+            let read = match direct {
+                true => self.socket.read(&mut out[got..]),
+                false => self.socket.read(&mut self.ahead),
+            };
+            match read {
+                Ok(n) if n > 0 && direct => got += n,
+                Ok(n) if n > 0 => {
+                    self.unused = 0..n;
+                    got += self.take(&mut out[got..]);
+                }
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                Err(e) if !is_gone(&e) => return Err(TransportError::io("reading a frame", e)),
+                _ if got == 0 && !started => return Err(TransportError::Closed),
+                _ => return Err(TransportError::Cut { missing }),
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes what was read ahead, as far as it goes.
+    fn take(&mut self, out: &mut [u8]) -> usize {
+        let n = out.len().min(self.unused.len());
+        let from = self.unused.start;
+        out[..n].copy_from_slice(&self.ahead[from..from + n]);
+        self.unused.start += n;
+        n
+    }
 }

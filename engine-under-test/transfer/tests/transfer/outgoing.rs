@@ -1,6 +1,6 @@
 //! What TCP puts on the wire, byte for byte, and what it does to the memory meanwhile.
 
-use std::io::Read;
+use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
 use std::time::Duration;
@@ -169,4 +169,86 @@ fn ranges_beyond_the_memory_are_refused_before_anything_is_sent() {
             panic!("{refused:?}");
         };
     }
+}
+
+/// What a frame of one cell looks like on the wire.
+fn on_wire(content: &[u8], range: Descriptor) -> Vec<u8> {
+    let mut frame = encode_frame(&Message::Data(head()), range.bytes as usize);
+    frame.extend(&content[range.at as usize..(range.at + range.bytes) as usize]);
+    frame
+}
+
+#[test]
+fn short_frames_keep_their_order_when_the_socket_is_full() {
+    let content = random(BYTES);
+    let (mut transport, mut raw) = connected();
+    let id = transport.register(Arc::new(filled(&content))).unwrap();
+    let (mut expected, mut in_flight, mut number) = (Vec::new(), 0, 0);
+    // Nothing is read: at some point the socket takes a part of a frame, or nothing.
+    loop {
+        while in_flight < transport.frames_in_flight() {
+            // Long ones among them, which go to the thread.
+            let bytes = if number % 7 == 6 {
+                100_000
+            } else {
+                5_000 + number % 3
+            };
+            let range = Descriptor {
+                at: number * 997 % (BYTES - bytes),
+                bytes,
+            };
+            transport.post(head(), id, &[range]).unwrap();
+            expected.extend(on_wire(&content, range));
+            let credit = Message::Credit {
+                slot: number as u32,
+            };
+            transport.send(&credit).unwrap();
+            expected.extend(encode_frame(&credit, 0));
+            (in_flight, number) = (in_flight + 1, number + 1);
+        }
+        match transport.poll(Duration::from_millis(200)).unwrap() {
+            Some(Incoming::Sent { .. }) => in_flight -= 1,
+            None => break,
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!(number > 20, "{number}");
+    let mut found = vec![0; expected.len()];
+    raw.read_exact(&mut found).unwrap();
+    assert!(found == expected, "frames are out of order or cut");
+    for _ in 0..in_flight {
+        let sent = transport.poll(PATIENCE).unwrap();
+        assert!(matches!(sent, Some(Incoming::Sent { .. })), "{sent:?}");
+    }
+}
+
+#[test]
+fn a_short_frame_is_sent_when_it_is_posted_and_the_peer_is_heard_before_that_is_told() {
+    let content = random(BYTES);
+    let (mut transport, mut raw) = connected();
+    let id = transport.register(Arc::new(filled(&content))).unwrap();
+    let range = Descriptor { at: 3, bytes: 4096 };
+    transport.post(head(), id, &[range]).unwrap();
+    // No thread has anything to do with it.
+    let sent = transport.poll(Duration::ZERO).unwrap();
+    assert!(matches!(sent, Some(Incoming::Sent { .. })), "{sent:?}");
+    let expected = on_wire(&content, range);
+    let mut found = vec![0; expected.len()];
+    raw.read_exact(&mut found).unwrap();
+    assert!(found == expected);
+    let words = encode_frame(&Message::Credit { slot: 1 }, 0);
+    raw.write_all(&words).unwrap();
+    // A message that TCP has no use for: an error, as soon as it is there.
+    for _ in 0..10_000 {
+        transport.post(head(), id, &[range]).unwrap();
+        raw.read_exact(&mut found).unwrap();
+        match transport.poll(Duration::ZERO) {
+            Ok(Some(Incoming::Sent { .. })) => {}
+            Ok(other) => panic!("{other:?}"),
+            Err(TransportError::Setup { .. }) => return,
+            Err(other) => panic!("{other}"),
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    panic!("the peer was not heard");
 }
