@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The NIXL transport on a real NIXL, over the loopback: the suites that every transport must pass,
-# then its throughput beside the others. No GPU is needed.
+# servers that hand requests over by it, then its throughput beside the others. No GPU is needed.
 #
 # usage: tests/peers/nixl.sh DIR [throughput arguments, for example --repeats 5]
 #
@@ -15,10 +15,9 @@ if [ -z "$(find_library)" ]; then
         --python-version 3.12 nixl-cu13
 fi
 PB_NIXL_LIBRARY=$(realpath "$(find_library)")
-plugins=$(find "$dir" -name 'libplugin_UCX.so' | head -1)
-NIXL_PLUGIN_DIR=$(realpath "$(dirname "$plugins")")
+# Those beside the library, whose dependencies it shares.
+NIXL_PLUGIN_DIR=$(dirname "$PB_NIXL_LIBRARY")/plugins
 export PB_NIXL_LIBRARY NIXL_PLUGIN_DIR
 echo "NIXL: $PB_NIXL_LIBRARY, plugins in $NIXL_PLUGIN_DIR" >&2
-cd "$(dirname "$0")/../.."
-cargo test --release -p pb-transfer --test transfer -- conformance failures
-cargo run --release -p pb-transfer --example throughput -- "$@"
+test -e "$NIXL_PLUGIN_DIR/libplugin_UCX.so"
+exec "$(dirname "$0")/on_transport.sh" nixl "$@"

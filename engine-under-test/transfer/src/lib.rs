@@ -85,8 +85,9 @@ pub use row::{Defect, Ended, TransferRow};
 pub use sink::{Sink, SinkAction, SinkConfig, Unused};
 pub use source::{Late, Lend, Posted, ProtocolError, Source, SourceAction, SourceConfig};
 pub use transport::{
-    CellBytes, Incoming, LocalTransport, MemoryFile, MemoryId, NixlListener, NixlOptions,
-    NixlSlots, NixlTransport, ShmListener, ShmOptions, ShmTransport, SlotStore, SlotTransport, Tap,
+    CellBytes, Incoming, LocalTransport, MemoryFile, MemoryId, MooncakeEngine, MooncakeListener,
+    MooncakeOptions, MooncakeSlots, MooncakeTransport, NixlListener, NixlOptions, NixlSlots,
+    NixlTransport, ShmListener, ShmOptions, ShmTransport, SlotStore, SlotTransport, Tap,
     TapVerdict, TcpOptions, TcpTransport, TcpTransportListener, Transport, TransportError,
     TransportKind,
 };

@@ -86,6 +86,18 @@ fn metric(server: &Server, start: &str) -> f64 {
     value.map_or(0.0, |value| value.parse().expect("a number"))
 }
 
+/// A Python that has Mooncake, or else a stand-in of it.
+fn mooncake_python() -> String {
+    let stand_in = || {
+        let tests = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../../engine-under-test/transfer/tests"
+        );
+        format!("{tests}/transfer/stand_in/python")
+    };
+    std::env::var("PB_MOONCAKE_PYTHON").unwrap_or_else(|_| stand_in())
+}
+
 #[test]
 fn two_processes_answer_as_one_over_each_transport() {
     let alone = start(&[]);
@@ -98,14 +110,22 @@ fn two_processes_answer_as_one_over_each_transport() {
         .iter()
         .map(|b| tokens(&complete(&alone, b)))
         .collect();
-    for (transport, mode, granularity) in [
+    let mut ways = vec![
         ("tcp", "pull", "bulk"),
         ("tcp", "push", "layer"),
         ("shm", "pull", "chunk"),
         ("shm", "push", "bulk"),
-    ] {
+    ];
+    ways.push(("mooncake", "push", "layer"));
+    match std::env::var_os("PB_NIXL_LIBRARY") {
+        Some(_) => ways.extend([("nixl", "pull", "bulk"), ("nixl", "push", "layer")]),
+        None => println!("without NIXL: PB_NIXL_LIBRARY is not set"),
+    }
+    let python = mooncake_python();
+    for (transport, mode, granularity) in ways {
         let sends = ["--kv-mode", mode, "--kv-granularity", granularity];
-        let common = ["--kv-transport", transport, "--kv-failure", "fail"];
+        let mut common = vec!["--kv-transport", transport, "--kv-failure", "fail"];
+        common.extend(["--kv-mooncake-python", &python]);
         let prefiller = start(&[&["--role", "prefill"], &sends[..], &common[..]].concat());
         let decoder = start(&[&["--role", "decode"], &common[..]].concat());
         // Twice: the second time with the prefix on both sides.
@@ -244,6 +264,50 @@ fn options_that_make_no_sense_are_refused() {
             stderr(&output)
         );
     }
+}
+
+/// What carries KV is looked for first: weights take their time.
+#[test]
+fn a_transport_that_is_not_installed_is_an_error_before_the_model_is_looked_at() {
+    for (transport, option, install) in [
+        (
+            "nixl",
+            "--kv-nixl-library",
+            "pip install --no-deps nixl-cu13",
+        ),
+        (
+            "mooncake",
+            "--kv-mooncake-python",
+            "pip install --no-deps mooncake-transfer-engine-non-cuda",
+        ),
+    ] {
+        let output = prefillbench(&["serve", "--model", "/nonexistent/model", "--role", "both"])
+            .args(["--kv-transport", transport, option, "/nonexistent/thing"])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let text = stderr(&output);
+        assert_eq!(output.status.code(), Some(2), "{text}");
+        for word in [option, "/nonexistent/thing cannot be used", install] {
+            assert!(text.contains(word), "{word} in {text}");
+        }
+        assert!(!text.contains("/nonexistent/model"), "{text}");
+    }
+    let v6 = [
+        "--kv-transport",
+        "mooncake",
+        "--kv-listen",
+        "[::1]:0",
+        "--role",
+        "both",
+    ];
+    let output = prefillbench(&[&["serve", "--port", "0"], &MODEL[..], &v6[..]].concat())
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let text = stderr(&output);
+    assert_eq!(output.status.code(), Some(2), "{text}");
+    assert!(text.contains("IPv4 only"), "{text}");
 }
 
 #[test]

@@ -1,7 +1,8 @@
 //! What carries the payload, and the other process.
 
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::str::FromStr;
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use std::time::Duration;
 
 use pb_contract::{Clock, WallClock};
 use pb_transfer::{
-    LocalTransport, NixlOptions, NixlTransport, ShmOptions, ShmTransport, TcpOptions, TcpTransport,
-    Transport,
+    LocalTransport, MooncakeEngine, MooncakeOptions, MooncakeTransport, NixlOptions, NixlTransport,
+    ShmOptions, ShmTransport, TcpOptions, TcpTransport, Transport,
 };
 
 use crate::job::FRAME_BYTES;
@@ -29,6 +30,20 @@ pub(crate) const SHM: ShmOptions = ShmOptions {
 
 /// Names NIXL's `libnixl_capi.so`; set, NIXL is an arm too.
 const NIXL: &str = "PB_NIXL_LIBRARY";
+
+/// Names a Python that has Mooncake; set, Mooncake is an arm too.
+const MOONCAKE: &str = "PB_MOONCAKE_PYTHON";
+
+/// An engine of its own, and slots as of shared memory.
+pub(crate) fn mooncake() -> Outcome<MooncakeOptions> {
+    let python = std::env::var_os(MOONCAKE).unwrap_or_default();
+    Ok(MooncakeOptions {
+        engine: MooncakeEngine::start(Path::new(&python), Ipv4Addr::LOCALHOST)?,
+        slots: SHM.slots,
+        slot_bytes: SHM.slot_bytes,
+        stall: PATIENCE,
+    })
+}
 
 /// Slots as of shared memory.
 pub(crate) fn nixl() -> NixlOptions {
@@ -49,6 +64,7 @@ pub(crate) enum Arm {
     /// Over so many connections.
     Tcp(u32),
     Nixl,
+    Mooncake,
 }
 
 impl Arm {
@@ -56,6 +72,7 @@ impl Arm {
         let mut all = vec![Arm::Memcpy, Arm::Socket, Arm::Local, Arm::Shm];
         all.extend([1, 2, 4].map(Arm::Tcp));
         all.extend(std::env::var_os(NIXL).map(|_| Arm::Nixl));
+        all.extend(std::env::var_os(MOONCAKE).map(|_| Arm::Mooncake));
         all
     }
 
@@ -67,6 +84,7 @@ impl Arm {
             Arm::Shm => "shm".to_owned(),
             Arm::Tcp(n) => format!("tcp x{n}"),
             Arm::Nixl => "nixl".to_owned(),
+            Arm::Mooncake => "mooncake".to_owned(),
         }
     }
 
@@ -105,6 +123,7 @@ pub(crate) struct Child {
     output: Box<dyn BufRead>,
     process: Option<std::process::Child>,
     sessions: u64,
+    mooncake: Option<MooncakeOptions>,
 }
 
 impl Child {
@@ -128,6 +147,11 @@ impl Child {
                 child.reach = Reach::Thread(reach);
                 Ok(child)
             }
+            Arm::Mooncake => {
+                let mut child = Child::process(arm)?;
+                child.mooncake = Some(mooncake()?);
+                Ok(child)
+            }
             Arm::Shm | Arm::Socket | Arm::Tcp(_) | Arm::Nixl => Child::process(arm),
         }
     }
@@ -140,6 +164,7 @@ impl Child {
             output,
             process: None,
             sessions: 0,
+            mooncake: None,
         }
     }
 
@@ -205,6 +230,10 @@ impl Child {
             }
             (Reach::Address(to), Arm::Nixl) => {
                 Box::new(NixlTransport::connect(*to, &nixl(), wall())?)
+            }
+            (Reach::Address(to), Arm::Mooncake) => {
+                let options = self.mooncake.as_ref().ok_or("no engine")?;
+                Box::new(MooncakeTransport::connect(*to, options, wall())?)
             }
             _ => return Err("an arm without a transport".into()),
         })

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! cargo run --release -p pb-transfer --example throughput [-- --repeats N] [--json FILE] [--quick]
+//!     [--arms NAMES] [--only TEXT]
 //! ```
 //!
 //! Every payload goes through every arm once in each repeat, in turns, so that what else happens on
@@ -14,7 +15,9 @@
 //! between two agents: offered, asked for, every cell verified before it is written, acknowledged.
 //! Checksums of the source are made when cells are computed, and are timed apart. With
 //! `PB_NIXL_LIBRARY` naming NIXL's `libnixl_capi.so` and `NIXL_PLUGIN_DIR` its plugins, NIXL is an
-//! arm too.
+//! arm too; so is Mooncake with `PB_MOONCAKE_PYTHON` naming a Python that has it. `--arms a,b`
+//! leaves the others out, but not `memcpy` and `socket`; `--only TEXT` the payloads without that
+//! text.
 
 mod arms;
 mod job;
@@ -36,6 +39,8 @@ struct Options {
     repeats: usize,
     json: Option<String>,
     quick: bool,
+    arms: Vec<Arm>,
+    only: String,
 }
 
 fn options(mut args: impl Iterator<Item = String>) -> Outcome<Options> {
@@ -43,6 +48,8 @@ fn options(mut args: impl Iterator<Item = String>) -> Outcome<Options> {
         repeats: 9,
         json: None,
         quick: false,
+        arms: Arm::all(),
+        only: String::new(),
     };
     while let Some(arg) = args.next() {
         match arg.as_str() {
@@ -52,7 +59,21 @@ fn options(mut args: impl Iterator<Item = String>) -> Outcome<Options> {
             }
             "--json" => options.json = Some(args.next().ok_or("--json needs a file")?),
             "--quick" => options.quick = true,
-            _ => return Err(format!("{arg}: expected --repeats N, --json FILE or --quick").into()),
+            "--arms" => {
+                let names = args
+                    .next()
+                    .ok_or("--arms needs names with commas between them")?;
+                let chosen: Result<Vec<Arm>, String> = names.split(',').map(str::parse).collect();
+                let chosen = chosen?;
+                options
+                    .arms
+                    .retain(|arm| !arm.is_transport() || chosen.contains(arm));
+            }
+            "--only" => options.only = args.next().ok_or("--only needs a text")?,
+            _ => {
+                let known = "--repeats N, --json FILE, --quick, --arms NAMES or --only TEXT";
+                return Err(format!("{arg}: expected {known}").into());
+            }
         }
     }
     Ok(options)
@@ -78,9 +99,13 @@ fn run() -> Outcome<()> {
             std::process::exit(2);
         }
     };
-    let payloads = Payload::all(options.quick);
+    let mut payloads = Payload::all(options.quick);
+    payloads.retain(|payload| payload.name().contains(&options.only));
+    if payloads.is_empty() {
+        return Err(format!("--only {}: no payload has that in its name", options.only).into());
+    }
     let mut children = Vec::new();
-    for arm in Arm::all() {
+    for arm in options.arms {
         children.push(Child::start(arm)?);
     }
     let mut source = source::Source::new();

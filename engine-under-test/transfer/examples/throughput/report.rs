@@ -62,7 +62,7 @@ impl Samples {
 
     pub(crate) fn table(&self, payloads: &[Payload], seal: &[f64]) -> Outcome<String> {
         let mut out = format!(
-            "{:<20} {:<12} {:>15} {:>10} {:>24}\n",
+            "{:<20} {:<14} {:>15} {:>10} {:>24}\n",
             "payload", "arm", "GB/s", "of memcpy", "of socket (95 %)"
         );
         for payload in payloads {
@@ -70,7 +70,7 @@ impl Samples {
                 let (rate, socket) = (row.rate, row.of_socket);
                 writeln!(
                     out,
-                    "{:<20} {:<12} {:>6.2} +- {:>5.2} {:>10.2} {:>8.2} ({:>5.2} .. {:>5.2})",
+                    "{:<20} {:<14} {:>6.2} +- {:>5.2} {:>10.2} {:>8.2} ({:>5.2} .. {:>5.2})",
                     payload.name(),
                     row.arm,
                     rate.point,

@@ -9,12 +9,12 @@ use std::time::Duration;
 
 use pb_contract::Nanos;
 use pb_transfer::{
-    Allow, Defect, HostMemory, Incoming, LocalTransport, Memory, NixlListener, ShmListener,
-    SinkAgent, SinkEvent, SinkOptions, TcpTransportListener, Transport, scatter,
+    Allow, Defect, HostMemory, Incoming, LocalTransport, Memory, MooncakeListener, NixlListener,
+    ShmListener, SinkAgent, SinkEvent, SinkOptions, TcpTransportListener, Transport, scatter,
 };
 
 use crate::Outcome;
-use crate::arms::{Arm, PATIENCE, SHM, nixl, wall};
+use crate::arms::{Arm, PATIENCE, SHM, mooncake, nixl, wall};
 use crate::job::{Job, MEMORY_BYTES, Payload, WARM_UP_BYTES, peer};
 
 /// Where the source connects to.
@@ -23,6 +23,7 @@ pub(crate) enum Listener {
     Shm(ShmListener),
     Tcp(TcpTransportListener),
     Nixl(NixlListener),
+    Mooncake(MooncakeListener),
     Socket(TcpListener),
 }
 
@@ -33,6 +34,7 @@ impl Listener {
             Listener::Shm(listener) => Box::new(listener.accept(PATIENCE)?.ok_or("nobody")?),
             Listener::Tcp(listener) => Box::new(listener.accept(PATIENCE)?.ok_or("nobody")?),
             Listener::Nixl(listener) => Box::new(listener.accept(PATIENCE)?.ok_or("nobody")?),
+            Listener::Mooncake(listener) => Box::new(listener.accept(PATIENCE)?.ok_or("nobody")?),
             Listener::Socket(_) => return Err("a socket is no transport".into()),
         })
     }
@@ -47,12 +49,14 @@ pub(crate) fn child(arm: Arm) -> Outcome<()> {
             Listener::Shm(ShmListener::bind(&path, SHM, wall())?)
         }
         Arm::Tcp(_) => Listener::Tcp(TcpTransportListener::bind(any, PATIENCE, wall())?),
+        Arm::Mooncake => Listener::Mooncake(MooncakeListener::bind(any, mooncake()?, wall())?),
         Arm::Nixl => Listener::Nixl(NixlListener::bind(any, nixl(), wall())?),
         _ => Listener::Socket(TcpListener::bind(any)?),
     };
     match &listener {
         Listener::Tcp(listener) => println!("{}", listener.address()?),
         Listener::Nixl(listener) => println!("{}", listener.address()?),
+        Listener::Mooncake(listener) => println!("{}", listener.address()?),
         Listener::Socket(listener) => println!("{}", listener.local_addr()?),
         _ => println!("-"),
     }

@@ -9,7 +9,8 @@ use std::time::Duration;
 use pb_contract::Clock;
 
 use crate::transport::{
-    LocalTransport, ShmListener, ShmOptions, ShmTransport, TcpOptions, TcpTransport,
+    LocalTransport, MooncakeListener, MooncakeOptions, MooncakeTransport, NixlListener,
+    NixlOptions, NixlTransport, ShmListener, ShmOptions, ShmTransport, TcpOptions, TcpTransport,
     TcpTransportListener, Transport, TransportError,
 };
 
@@ -22,12 +23,25 @@ pub struct Remote {
     pub port: u16,
 }
 
+impl Remote {
+    fn at(address: SocketAddr) -> Remote {
+        Remote {
+            host: address.ip().to_string(),
+            port: address.port(),
+        }
+    }
+}
+
 /// Where an exporter waits for those who claim.
 pub enum KvListener {
     /// TCP.
     Tcp(TcpTransportListener),
     /// A socket in the file system, which is removed at the end.
     Shm(ShmListener, PathBuf),
+    /// NIXL, with messages over TCP.
+    Nixl(NixlListener),
+    /// Mooncake, with messages over TCP.
+    Mooncake(MooncakeListener),
     /// Engines of one process.
     Local(Receiver<LocalTransport>),
 }
@@ -43,12 +57,36 @@ impl KvListener {
         clock: Arc<dyn Clock>,
     ) -> Result<(KvListener, Remote), TransportError> {
         let listener = TcpTransportListener::bind(at, stall, clock)?;
-        let at = listener.address()?;
-        let remote = Remote {
-            host: at.ip().to_string(),
-            port: at.port(),
-        };
+        let remote = Remote::at(listener.address()?);
         Ok((KvListener::Tcp(listener), remote))
+    }
+
+    /// Listens on TCP for peers with NIXL; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// The address cannot be had.
+    pub fn nixl(
+        at: SocketAddr,
+        options: NixlOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<(KvListener, Remote), TransportError> {
+        let listener = NixlListener::bind(at, options, clock)?;
+        let remote = Remote::at(listener.address()?);
+        Ok((KvListener::Nixl(listener), remote))
+    }
+
+    /// Listens on TCP for peers with Mooncake; port 0 takes a free one.
+    ///
+    /// # Errors
+    /// The address cannot be had.
+    pub fn mooncake(
+        at: SocketAddr,
+        options: MooncakeOptions,
+        clock: Arc<dyn Clock>,
+    ) -> Result<(KvListener, Remote), TransportError> {
+        let listener = MooncakeListener::bind(at, options, clock)?;
+        let remote = Remote::at(listener.address()?);
+        Ok((KvListener::Mooncake(listener), remote))
     }
 
     /// Listens at a path, which must not exist.
@@ -76,6 +114,8 @@ impl KvListener {
         Ok(match self {
             KvListener::Tcp(listener) => boxed(listener.accept(timeout)?),
             KvListener::Shm(listener, _) => boxed(listener.accept(timeout)?),
+            KvListener::Nixl(listener) => boxed(listener.accept(timeout)?),
+            KvListener::Mooncake(listener) => boxed(listener.accept(timeout)?),
             KvListener::Local(peers) => match peers.recv_timeout(timeout) {
                 Ok(peer) => boxed(Some(peer)),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -109,6 +149,20 @@ pub enum Dial {
         /// requests must not choose hosts of a network for this process to talk to.
         loopback_only: bool,
     },
+    /// Over TCP, cells by NIXL.
+    Nixl {
+        /// The library and its slots.
+        options: NixlOptions,
+        /// As of `Tcp`.
+        loopback_only: bool,
+    },
+    /// Over TCP, cells by Mooncake.
+    Mooncake {
+        /// The engine and its slots.
+        options: MooncakeOptions,
+        /// As of `Tcp`.
+        loopback_only: bool,
+    },
     /// Through shared memory.
     Shm(ShmOptions),
     /// To the one exporter of this process that has the other end.
@@ -128,15 +182,24 @@ impl Dial {
                 options,
                 loopback_only,
             } => {
-                let address = resolve(to)?;
-                if *loopback_only && !address.ip().is_loopback() {
-                    let problem = format!(
-                        "{} is not a loopback address, and this engine listens on one only",
-                        address.ip()
-                    );
-                    return Err(TransportError::Setup { problem });
-                }
+                let address = resolve(to, *loopback_only)?;
                 let transport = TcpTransport::connect(address, session, *options, clock)?;
+                Ok(Box::new(transport))
+            }
+            Dial::Nixl {
+                options,
+                loopback_only,
+            } => {
+                let address = resolve(to, *loopback_only)?;
+                let transport = NixlTransport::connect(address, options, clock)?;
+                Ok(Box::new(transport))
+            }
+            Dial::Mooncake {
+                options,
+                loopback_only,
+            } => {
+                let address = resolve(to, *loopback_only)?;
+                let transport = MooncakeTransport::connect(address, options, clock)?;
                 Ok(Box::new(transport))
             }
             Dial::Shm(options) => {
@@ -152,12 +215,20 @@ impl Dial {
     }
 }
 
-fn resolve(to: &Remote) -> Result<SocketAddr, TransportError> {
+fn resolve(to: &Remote, loopback_only: bool) -> Result<SocketAddr, TransportError> {
     let Remote { host, port } = to;
     let mut found = (host.as_str(), *port)
         .to_socket_addrs()
         .map_err(|e| TransportError::io(format!("looking up {host}"), e))?;
-    found.next().ok_or_else(|| TransportError::Setup {
+    let address = found.next().ok_or_else(|| TransportError::Setup {
         problem: format!("{host} has no address"),
-    })
+    })?;
+    if loopback_only && !address.ip().is_loopback() {
+        let problem = format!(
+            "{} is not a loopback address, and this engine listens on one only",
+            address.ip()
+        );
+        return Err(TransportError::Setup { problem });
+    }
+    Ok(address)
 }

@@ -9,6 +9,9 @@ mod buffers;
 mod inbox;
 mod listener;
 mod local;
+mod meet;
+mod mooncake;
+mod mooncake_engine;
 mod nixl;
 mod nixl_ffi;
 mod outbox;
@@ -30,6 +33,8 @@ use crate::source::Posted;
 pub use buffers::CellBytes;
 pub use listener::TcpTransportListener;
 pub use local::LocalTransport;
+pub use mooncake::{MooncakeListener, MooncakeOptions, MooncakeSlots, MooncakeTransport};
+pub use mooncake_engine::MooncakeEngine;
 pub use nixl::{NixlListener, NixlOptions, NixlSlots, NixlTransport};
 pub use shm::{MemoryFile, ShmListener, ShmOptions, ShmTransport};
 pub use slots::{SlotStore, SlotTransport};
@@ -46,6 +51,8 @@ pub enum TransportKind {
     Tcp,
     /// Two machines, or one, by NIXL.
     Nixl,
+    /// Two machines, or one, by Mooncake's transfer engine.
+    Mooncake,
 }
 
 /// Why a transport is of no use any more, or a call of it went wrong.
@@ -87,17 +94,15 @@ pub enum TransportError {
         /// What is wrong.
         problem: String,
     },
-    /// A library that is loaded at run time is not there.
-    #[error(
-        "{} cannot be loaded: {problem}; install NIXL with `pip install --no-deps nixl-cu13`, name \
-         the libnixl_capi.so in it, and set NIXL_PLUGIN_DIR to the folder `plugins` beside it",
-        library.display()
-    )]
+    /// Something that is loaded at run time is not there.
+    #[error("{} cannot be used: {problem}; {install}", library.display())]
     Missing {
-        /// Which.
+        /// A library, or an interpreter.
         library: PathBuf,
         /// What the loader said.
         problem: String,
+        /// What would help.
+        install: &'static str,
     },
     /// NIXL refused.
     #[error("NIXL, {doing}: status {status}")]
@@ -105,6 +110,14 @@ pub enum TransportError {
         /// What was tried.
         doing: &'static str,
         /// What it returned, as in its `wrapper.h`.
+        status: i32,
+    },
+    /// Mooncake refused.
+    #[error("Mooncake, {doing}: status {status}")]
+    Mooncake {
+        /// What was tried.
+        doing: &'static str,
+        /// What it returned.
         status: i32,
     },
     /// The system refused.

@@ -9,26 +9,21 @@
 //! that is freed must not be reached by a transfer that is not known to have ended, and cells are
 //! judged before they lie in a block. That costs a copy on each side.
 
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use pb_contract::{Clock, Nanos};
+use pb_contract::Clock;
 
-use super::listener::readable;
+use super::meet::{Door, Place, connect, exchange};
 use super::nixl_ffi::{Agent, Arena};
 use super::slots::{Shape, SlotStore, SlotTransport, Theirs};
 use super::wire::Socket;
 use super::{TransportError, TransportKind};
 
-const MAGIC: &[u8; 4] = b"PBNX";
-/// Longest metadata that a peer is believed to have.
-const MAX_METADATA_BYTES: u32 = 1 << 20;
-/// Magic, slots, address of the first, length of the metadata.
-const HELLO_BYTES: usize = 4 + Shape::BYTES + 8 + 4;
+const MAGIC: [u8; 4] = *b"PBNX";
 
 /// How a connection is made.
 #[derive(Clone, Debug)]
@@ -41,6 +36,17 @@ pub struct NixlOptions {
     pub slot_bytes: u32,
     /// How long connecting, a write or a read may make no progress.
     pub stall: Duration,
+}
+
+impl NixlOptions {
+    /// Tries whether NIXL is there, with its plugin.
+    ///
+    /// # Errors
+    /// It is not, with what to install.
+    pub fn check(&self) -> Result<(), TransportError> {
+        let arena = Arc::new(Arena::new(1)?);
+        Agent::new(&self.library, &name(), arena).map(drop)
+    }
 }
 
 /// Registered slots.
@@ -68,9 +74,7 @@ impl NixlTransport {
         options: &NixlOptions,
         clock: Arc<dyn Clock>,
     ) -> Result<NixlTransport, TransportError> {
-        let stream = TcpStream::connect_timeout(&to, options.stall);
-        let failed = |e| TransportError::io(format!("connecting to {to}"), e);
-        NixlTransport::on_stream(stream.map_err(failed)?, options, clock)
+        NixlTransport::on_stream(connect(to, options.stall)?, options, clock)
     }
 
     fn on_stream(
@@ -79,22 +83,19 @@ impl NixlTransport {
         clock: Arc<dyn Clock>,
     ) -> Result<NixlTransport, TransportError> {
         let shape = Shape::new(options.slots, options.slot_bytes)?;
-        let set_up = |e| TransportError::io("exchanging metadata", e);
-        stream.set_nodelay(true).map_err(set_up)?;
         // Behind the slots is room for one that is read.
         let landing = shape.bytes() as usize;
         let arena = Arc::new(Arena::new(landing + shape.slot_bytes as usize)?);
         let mut agent = Agent::new(&options.library, &name(), Arc::clone(&arena))?;
-        stream
-            .set_read_timeout(Some(options.stall))
-            .map_err(set_up)?;
-        stream
-            .set_write_timeout(Some(options.stall))
-            .map_err(set_up)?;
-        tell(&mut stream, shape, &arena, &agent.metadata()?)?;
-        let (theirs, base) = learn(&mut stream, shape, &mut agent)?;
-        stream.set_read_timeout(None).map_err(set_up)?;
-        let (reads, patience) = (Arc::clone(&arena), options.stall);
+        let mine = Place {
+            shape,
+            base: arena.address() as u64,
+            metadata: agent.metadata()?,
+        };
+        let patience = options.stall;
+        let theirs = exchange(&mut stream, MAGIC, &mine, patience)?;
+        agent.meet(&theirs.metadata)?;
+        let (base, reads) = (theirs.base as usize, Arc::clone(&arena));
         let read = move |at: u64, out: &mut [u8]| {
             if !out.is_empty() {
                 agent.fetch(base + at as usize, landing, out.len(), patience)?;
@@ -103,7 +104,7 @@ impl NixlTransport {
             Ok(())
         };
         let theirs = Theirs {
-            shape: theirs,
+            shape: theirs.shape,
             read: Box::new(read),
         };
         let socket = Socket::Tcp(stream);
@@ -120,68 +121,9 @@ fn name() -> String {
     format!("prefillbench-{host}-{}-{number}", std::process::id())
 }
 
-fn tell(
-    stream: &mut TcpStream,
-    shape: Shape,
-    arena: &Arena,
-    metadata: &[u8],
-) -> Result<(), TransportError> {
-    let mut hello = Vec::with_capacity(HELLO_BYTES + metadata.len());
-    hello.extend(MAGIC);
-    hello.extend(shape.encode());
-    hello.extend((arena.address() as u64).to_le_bytes());
-    hello.extend((metadata.len() as u32).to_le_bytes());
-    hello.extend(metadata);
-    let told = stream.write_all(&hello);
-    told.map_err(|e| TransportError::io("telling metadata", e))
-}
-
-/// The peer's slots, and the address of the first.
-fn learn(
-    stream: &mut TcpStream,
-    mine: Shape,
-    agent: &mut Agent,
-) -> Result<(Shape, usize), TransportError> {
-    let failed = |e| TransportError::io("learning the peer's metadata", e);
-    let setup = |problem: String| TransportError::Setup { problem };
-    let mut hello = [0; HELLO_BYTES];
-    stream.read_exact(&mut hello).map_err(failed)?;
-    let (magic, rest) = hello.split_at(MAGIC.len());
-    let (said, rest) = rest.split_at(Shape::BYTES);
-    let (base, length) = rest.split_at(8);
-    if magic != MAGIC {
-        return Err(setup(format!("it begins with {magic:02x?}, not PBNX")));
-    }
-    let mut word = [0; 8];
-    word.copy_from_slice(base);
-    let base = u64::from_le_bytes(word);
-    word = [0; 8];
-    word[..4].copy_from_slice(length);
-    let length = u64::from_le_bytes(word);
-    let mut shape = [0; Shape::BYTES];
-    shape.copy_from_slice(said);
-    // NIXL checks reads against what the peer has registered, so that is not asked for here.
-    let shape = Shape::decode(shape, u64::MAX)?;
-    if shape.slot_bytes != mine.slot_bytes {
-        let (theirs, mine) = (shape.slot_bytes, mine.slot_bytes);
-        return Err(setup(format!(
-            "its slots have {theirs} bytes, these {mine}"
-        )));
-    }
-    if length > u64::from(MAX_METADATA_BYTES) || base.checked_add(shape.bytes()).is_none() {
-        return Err(setup(format!(
-            "{length} bytes of metadata for slots at {base:#x}"
-        )));
-    }
-    let mut metadata = vec![0; length as usize];
-    stream.read_exact(&mut metadata).map_err(failed)?;
-    agent.meet(&metadata)?;
-    Ok((shape, base as usize))
-}
-
 /// Where peers connect to.
 pub struct NixlListener {
-    listener: TcpListener,
+    door: Door,
     options: NixlOptions,
     clock: Arc<dyn Clock>,
 }
@@ -196,11 +138,8 @@ impl NixlListener {
         options: NixlOptions,
         clock: Arc<dyn Clock>,
     ) -> Result<NixlListener, TransportError> {
-        let failed = |e| TransportError::io(format!("listening on {at}"), e);
-        let listener = TcpListener::bind(at).map_err(failed)?;
-        listener.set_nonblocking(true).map_err(failed)?;
         Ok(NixlListener {
-            listener,
+            door: Door::bind(at)?,
             options,
             clock,
         })
@@ -211,8 +150,7 @@ impl NixlListener {
     /// # Errors
     /// The system does not say.
     pub fn address(&self) -> Result<SocketAddr, TransportError> {
-        let address = self.listener.local_addr();
-        address.map_err(|e| TransportError::io("asking for the address", e))
+        self.door.address()
     }
 
     /// The next peer; none when there is none within `timeout`.
@@ -221,13 +159,8 @@ impl NixlListener {
     /// NIXL is not installed, or whoever connected is no peer, or the listener is of no use any
     /// more.
     pub fn accept(&mut self, timeout: Duration) -> Result<Option<NixlTransport>, TransportError> {
-        let failed = |e| TransportError::io("accepting a connection", e);
-        let limit = Nanos(timeout.as_nanos() as u64);
-        if !readable(&self.listener, limit).map_err(failed)? {
-            return Ok(None);
-        }
-        let (stream, _) = self.listener.accept().map_err(failed)?;
-        stream.set_nonblocking(false).map_err(failed)?;
-        NixlTransport::on_stream(stream, &self.options, Arc::clone(&self.clock)).map(Some)
+        let stream = self.door.accept(timeout)?;
+        let on = |s| NixlTransport::on_stream(s, &self.options, Arc::clone(&self.clock));
+        stream.map(on).transpose()
     }
 }

@@ -23,6 +23,9 @@ const SUCCESS: c_int = 0;
 const IN_PROGRESS: c_int = 1;
 const HOST_MEMORY: c_int = 0;
 const READ: c_int = 0;
+/// What makes it load.
+const INSTALL: &str = "install NIXL with `pip install --no-deps nixl-cu13`, name the \
+     libnixl_capi.so in it, and set NIXL_PLUGIN_DIR to the folder `plugins` beside it";
 /// How long one look at a transfer's state is apart from the next.
 const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// Looks without a pause in between.
@@ -197,6 +200,7 @@ impl Agent {
             problem: std::error::Error::source(&error)
                 .unwrap_or(&error)
                 .to_string(),
+            install: INSTALL,
         };
         // SAFETY: loading runs the library's initialisers; it is the user who names the library.
         let loaded = unsafe { Library::new(library) }.map_err(missing)?;

@@ -84,7 +84,7 @@ impl ShmTransport {
 }
 
 /// A sealed file of `bytes` bytes, in memory and without a name.
-fn memory_file(bytes: u64) -> std::io::Result<File> {
+pub(super) fn memory_file(bytes: u64) -> std::io::Result<File> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     let fd = memfd_create("prefillbench-transfer", flags)?;
     ftruncate(&fd, bytes)?;

@@ -6,6 +6,7 @@ mod failures;
 mod frames;
 mod handshake;
 mod links;
+mod mooncake;
 mod outgoing;
 mod relayout;
 mod rigs;

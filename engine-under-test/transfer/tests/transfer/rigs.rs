@@ -1,16 +1,17 @@
 //! One pair of connected ends for each transport, and engines on them.
 
-use std::net::SocketAddr;
-use std::path::PathBuf;
-use std::sync::Arc;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use pb_contract::{BlockId, Clock, Nanos, RequestId, VirtualClock};
 use pb_transfer::{
     Allow, Conversion, Defect, Granularity, HostMemory, Lend, LocalTransport, Memory, Mode,
-    NixlListener, NixlOptions, NixlTransport, Peer, Region, ShmListener, ShmOptions, ShmTransport,
-    SinkAgent, SinkEvent, SinkOptions, SourceAgent, SourceEvent, SourceOptions, Tap, TcpOptions,
-    TcpTransport, TcpTransportListener, Transport,
+    MooncakeEngine, MooncakeListener, MooncakeOptions, MooncakeTransport, NixlListener,
+    NixlOptions, NixlTransport, Peer, Region, ShmListener, ShmOptions, ShmTransport, SinkAgent,
+    SinkEvent, SinkOptions, SourceAgent, SourceEvent, SourceOptions, Tap, TcpOptions, TcpTransport,
+    TcpTransportListener, Transport,
 };
 
 /// How long a test waits before it calls a hang a hang.
@@ -24,14 +25,34 @@ pub(crate) enum Rig {
     /// Over so many connections.
     Tcp(u32),
     Nixl,
+    Mooncake,
 }
+
+/// Source's end and sink's end.
+pub(crate) type Ends = (Box<dyn Transport>, Box<dyn Transport>);
 
 /// Names NIXL's `libnixl_capi.so`: the suites run on it too. `NIXL_PLUGIN_DIR` must be set.
 pub(crate) const NIXL: &str = "PB_NIXL_LIBRARY";
 
+/// A Python that has Mooncake's transfer engine, or else one that has a stand-in of it.
+pub(crate) fn mooncake_python() -> PathBuf {
+    let stand_in = || {
+        println!("a stand-in for Mooncake: PB_MOONCAKE_PYTHON is not set");
+        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+        here.join("tests/transfer/stand_in/python")
+    };
+    std::env::var_os("PB_MOONCAKE_PYTHON").map_or_else(stand_in, PathBuf::from)
+}
+
 /// All that are there.
 pub(crate) fn rigs() -> Vec<Rig> {
-    let mut all = vec![Rig::Local, Rig::Shm, Rig::Tcp(1), Rig::Tcp(3)];
+    let mut all = vec![
+        Rig::Local,
+        Rig::Shm,
+        Rig::Tcp(1),
+        Rig::Tcp(3),
+        Rig::Mooncake,
+    ];
     match std::env::var_os(NIXL) {
         Some(_) => all.push(Rig::Nixl),
         None => println!("without NIXL: {NIXL} is not set"),
@@ -46,6 +67,41 @@ pub(crate) fn nixl(library: impl Into<PathBuf>) -> NixlOptions {
         slot_bytes: SHM.slot_bytes,
         stall: PATIENCE,
     }
+}
+
+/// An engine of its own for each side, as two servers have.
+pub(crate) fn mooncake_engines() -> [MooncakeEngine; 2] {
+    let start = |_| MooncakeEngine::start(&mooncake_python(), Ipv4Addr::LOCALHOST).unwrap();
+    [0, 1].map(start)
+}
+
+/// A connection between two engines.
+pub(crate) fn mooncake_pair(
+    engines: &[MooncakeEngine; 2],
+    clock: Arc<dyn Clock>,
+    tap: Option<Tap>,
+) -> Ends {
+    let options = |engine: &MooncakeEngine| MooncakeOptions {
+        engine: engine.clone(),
+        slots: SHM.slots,
+        slot_bytes: SHM.slot_bytes,
+        stall: PATIENCE,
+    };
+    let (mine, theirs) = (options(&engines[0]), options(&engines[1]));
+    let mut listener = MooncakeListener::bind(any_port(), theirs, Arc::clone(&clock)).unwrap();
+    let to = listener.address().unwrap();
+    // Each side waits for the other's address.
+    let connecting =
+        std::thread::spawn(move || MooncakeTransport::connect(to, &mine, clock).unwrap());
+    let b = listener.accept(PATIENCE).unwrap().unwrap();
+    let a = connecting.join().unwrap();
+    (Box::new(a.with_tap(tap)), Box::new(b))
+}
+
+/// The engines of all tests that do not end them.
+fn shared_engines() -> &'static [MooncakeEngine; 2] {
+    static ENGINES: OnceLock<[MooncakeEngine; 2]> = OnceLock::new();
+    ENGINES.get_or_init(mooncake_engines)
 }
 
 pub(crate) const SHM: ShmOptions = ShmOptions {
@@ -66,12 +122,7 @@ pub(crate) fn any_port() -> SocketAddr {
 }
 
 impl Rig {
-    /// Source's end and sink's end.
-    pub(crate) fn pair(
-        self,
-        clock: Arc<dyn Clock>,
-        tap: Option<Tap>,
-    ) -> (Box<dyn Transport>, Box<dyn Transport>) {
+    pub(crate) fn pair(self, clock: Arc<dyn Clock>, tap: Option<Tap>) -> Ends {
         match self {
             Rig::Local => {
                 let (a, b) = LocalTransport::pair(clock);
@@ -111,6 +162,7 @@ impl Rig {
                 let a = connecting.join().unwrap();
                 (Box::new(a.with_tap(tap)), Box::new(b))
             }
+            Rig::Mooncake => mooncake_pair(shared_engines(), clock, tap),
         }
     }
 }
@@ -213,12 +265,20 @@ pub(crate) struct Engines {
 impl Engines {
     pub(crate) fn connect(
         rig: Rig,
-        (source, from): (&Peer, Pool),
-        (sink, to): (&Peer, Pool),
+        source: (&Peer, Pool),
+        sink: (&Peer, Pool),
         tap: Option<Tap>,
     ) -> Engines {
+        Engines::over(|clock| rig.pair(clock, tap), source, sink)
+    }
+
+    pub(crate) fn over(
+        connect: impl FnOnce(Arc<dyn Clock>) -> Ends,
+        (source, from): (&Peer, Pool),
+        (sink, to): (&Peer, Pool),
+    ) -> Engines {
         let clock = Arc::new(VirtualClock::new());
-        let (a, b) = rig.pair(Arc::clone(&clock) as Arc<dyn Clock>, tap);
+        let (a, b) = connect(Arc::clone(&clock) as Arc<dyn Clock>);
         let memory = (Arc::clone(&from.memory), from.region);
         let (me, time) = (source.clone(), Arc::clone(&clock));
         let shaking = std::thread::spawn(move || {

@@ -42,7 +42,16 @@ pub(crate) fn start(
     (mode, granularity): (Mode, Granularity),
     tap: Option<Tap>,
 ) -> Run {
-    let mut engines = Engines::connect(rig, (source, from), (sink, to), tap);
+    let engines = Engines::connect(rig, (source, from), (sink, to), tap);
+    lend_on(engines, (source, sink), (mode, granularity))
+}
+
+/// Lends a request with random contents.
+pub(crate) fn lend_on(
+    mut engines: Engines,
+    (source, sink): (&Peer, &Peer),
+    (mode, granularity): (Mode, Granularity),
+) -> Run {
     let block_size = source.identity.engine.block_size;
     let tokens = TABLE.len() * block_size - 1;
     let mut stream = Stream::new(8, "conformance");

@@ -1,7 +1,7 @@
 //! What only real sockets can do: garbage, strangers, other processes that are killed.
 
 use std::io::{Read, Write};
-use std::net::TcpStream;
+use std::net::{Ipv4Addr, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use pb_contract::{BlockId, Clock, WallClock};
 use pb_transfer::{
-    AgentError, Allow, Cause, Ended, Granularity, Lend, Message, Mode, NixlListener, Peer, Refusal,
-    ShmListener, ShmTransport, SinkAgent, SinkEvent, SourceAgent, SourceEvent, Span, TcpTransport,
-    TcpTransportListener, Transport, TransportError, encode_frame,
+    AgentError, Allow, Cause, Ended, Granularity, Lend, Message, Mode, MooncakeEngine,
+    NixlListener, Peer, Refusal, ShmListener, ShmTransport, SinkAgent, SinkEvent, SourceAgent,
+    SourceEvent, Span, TcpTransport, TcpTransportListener, Transport, TransportError, encode_frame,
 };
 
 use crate::engines::peer;
@@ -253,6 +253,21 @@ fn setups_that_make_no_sense_are_refused() {
     let text = nixl.accept(PATIENCE).err().expect("a refusal").to_string();
     assert!(
         text.starts_with(library) && text.contains("pip install --no-deps nixl-cu13"),
+        "{text}"
+    );
+    let python = Path::new("/nonexistent/python");
+    let missing = MooncakeEngine::start(python, Ipv4Addr::LOCALHOST);
+    let text = missing.expect_err("a refusal").to_string();
+    assert!(
+        text.starts_with("/nonexistent/python cannot be used: No such file")
+            && text.contains("pip install --no-deps mooncake-transfer-engine-non-cuda"),
+        "{text}"
+    );
+    // It starts, says nothing and ends.
+    let silent = MooncakeEngine::start(Path::new("/bin/true"), Ipv4Addr::LOCALHOST);
+    let text = silent.expect_err("a refusal").to_string();
+    assert!(
+        text.starts_with("/bin/true cannot be used: it ended at once"),
         "{text}"
     );
     let missing = ShmTransport::connect(Path::new("/nonexistent/socket"), SHM, wall());

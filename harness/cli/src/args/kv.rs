@@ -1,5 +1,6 @@
 //! The part of the command line of `serve` that is about other workers.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use clap::{Args, ValueEnum};
@@ -22,6 +23,10 @@ pub(crate) enum KvTransport {
     Tcp,
     /// Shared memory of one machine.
     Shm,
+    /// NIXL: RDMA, shared memory or sockets, as UCX chooses.
+    Nixl,
+    /// Mooncake's transfer engine, over sockets.
+    Mooncake,
     /// This process.
     Local,
 }
@@ -79,13 +84,31 @@ pub(crate) struct KvArgs {
     /// Take part in disaggregation: what is done here of requests that several workers share.
     #[arg(long, value_enum)]
     pub(crate) role: Option<Role>,
-    /// Where KV is claimed: HOST:PORT with tcp [default: 127.0.0.1:0], a path with shm [default:
-    /// one in the temporary directory]. A worker on a loopback address fetches from loopback only.
+    /// Where KV is claimed: HOST:PORT [default: 127.0.0.1:0], with shm a path [default: one in the
+    /// temporary directory]. A worker on a loopback address fetches from loopback only.
     #[arg(long, value_name = "ADDRESS", requires = "role")]
     pub(crate) kv_listen: Option<String>,
     /// What carries KV; the same on all workers [default: tcp].
     #[arg(long, value_enum, requires = "role")]
     pub(crate) kv_transport: Option<KvTransport>,
+    /// With nixl: its libnixl_capi.so. NIXL_PLUGIN_DIR must name its plugins.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "PB_NIXL_LIBRARY",
+        hide_env_values = true,
+        default_value = "libnixl_capi.so"
+    )]
+    pub(crate) kv_nixl_library: PathBuf,
+    /// With mooncake: the Python that has it.
+    #[arg(
+        long,
+        value_name = "FILE",
+        env = "PB_MOONCAKE_PYTHON",
+        hide_env_values = true,
+        default_value = "python3"
+    )]
+    pub(crate) kv_mooncake_python: PathBuf,
     /// Who sets the pace of what is sent from here [default: pull].
     #[arg(long, value_enum, requires = "role")]
     pub(crate) kv_mode: Option<KvMode>,

@@ -28,7 +28,7 @@ use crate::{model_source, paths};
 pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
     let api_key = api_key(args)?;
     let file = config_file(args.config.as_deref())?;
-    let ways = kv::open(&args.kv)?;
+    let worker = kv::Worker::open(&args.kv)?;
     let progress = Progress::new();
     let obtained = model_source::obtain(&args.model, &progress)?;
     let model = &obtained.model.config;
@@ -50,7 +50,7 @@ pub(crate) fn run(args: &ServeArgs) -> Result<ExitCode> {
             pb_gpu::engine(kind, &cache, &parts, config, steps)?
         }
     };
-    let (core, kv) = kv::core(ways, engine, parts.kv_shape())?;
+    let (core, kv) = kv::core(worker, engine, parts.kv_shape())?;
     progress.clear();
     let assets = ModelAssets {
         text: Arc::new(TokenizerText::new(obtained.model.tokenizer, vocab)),

@@ -179,7 +179,7 @@ impl Plan {
     fn check_classes(&self, loads: &[Load]) -> Result<()> {
         for comparison in &self.suite.comparisons {
             let load = loads.get(comparison.condition);
-            let (Some(class), Some(load)) = (comparison.metric.class(), load) else {
+            let (Some(class), Some(load)) = (comparison.question.metric.class(), load) else {
                 continue;
             };
             if !load.classes.contains(class) {
@@ -192,7 +192,7 @@ impl Plan {
                     "hypothesis \"{}\": metric = \"{}\": no request{condition} is of class \
                      \"{}\"; there are: {}",
                     pb_record::visible(&comparison.hypothesis),
-                    pb_record::visible(&comparison.metric.name),
+                    pb_record::visible(&comparison.question.metric.name),
                     pb_record::visible(class),
                     known.join(" ")
                 );

@@ -13,7 +13,10 @@ use pb_core::Engine;
 use pb_core::disagg::{KvEngine, KvOptions, KvPorts, KvShape, OnFailure};
 use pb_server::{Core, KvFacts, KvRole};
 use pb_transfer::service::{Dial, KvListener, Remote};
-use pb_transfer::{Granularity, Mode, ShmOptions, TcpOptions};
+use pb_transfer::{
+    Granularity, Mode, MooncakeEngine, MooncakeOptions, NixlOptions, ShmOptions, TcpOptions,
+    TransportError,
+};
 
 use crate::args::{KvArgs, KvFailure, KvGranularity, KvMode, KvTransport, Role, StreamMin};
 
@@ -31,78 +34,77 @@ const SHM: ShmOptions = ShmOptions {
 /// said: from there on streaming gained on every link that was measured (docs/TRANSFER.md).
 const STREAM_MIN_TOKENS: usize = 256;
 
-/// The ways in and out of a worker, open.
-pub(super) struct Opened {
+/// A worker's ways in and out, before it has an engine.
+pub(super) struct Worker {
+    facts: KvFacts,
     ports: KvPorts,
     options: KvOptions,
-    facts: KvFacts,
     clock: Arc<dyn Clock>,
     seed: u64,
 }
 
-/// Opens the ways in and out of a server that has a role. That takes no weights, so an address
-/// that cannot be had is told before any are loaded.
-///
-/// # Errors
-/// Options that make no sense, or an address that cannot be had.
-pub(super) fn open(args: &KvArgs) -> Result<Option<Opened>> {
-    let Some(role) = args.role else {
-        return Ok(None);
-    };
-    let role = match role {
-        Role::Both => KvRole::Both,
-        Role::Prefill => KvRole::Prefill,
-        Role::Decode => KvRole::Decode,
-    };
-    let clock: Arc<dyn Clock> = Arc::new(WallClock);
-    let seed = fresh_seed();
-    let engine_id = format!("{:016x}", Stream::new(seed, "engine id").next_u64());
-    let transport = args.kv_transport.unwrap_or(KvTransport::Tcp);
-    let opened = match transport {
-        KvTransport::Tcp => tcp(args, role, &clock)?,
-        KvTransport::Shm => shm(args, role, &engine_id, &clock)?,
-        KvTransport::Local => local(args, role)?,
-    };
-    let (ports, remote) = opened;
-    let options = options(args)?;
-    let facts = KvFacts {
-        role,
-        engine_id,
-        transport: match transport {
-            KvTransport::Tcp => "tcp",
-            KvTransport::Shm => "shm",
-            KvTransport::Local => "local",
-        },
-        remote,
-        stream_min_tokens: options.stream_min_tokens.filter(|_| role.hands_off()),
-    };
-    Ok(Some(Opened {
-        ports,
-        options,
-        facts,
-        clock,
-        seed,
-    }))
+impl Worker {
+    /// Opens them; none without a role.
+    ///
+    /// # Errors
+    /// What was typed makes no sense, an address cannot be had, or what carries KV is not
+    /// installed: all of it is found before any weights are loaded.
+    pub(super) fn open(args: &KvArgs) -> Result<Option<Worker>> {
+        let Some(role) = args.role else {
+            return Ok(None);
+        };
+        let role = match role {
+            Role::Both => KvRole::Both,
+            Role::Prefill => KvRole::Prefill,
+            Role::Decode => KvRole::Decode,
+        };
+        let clock: Arc<dyn Clock> = Arc::new(WallClock);
+        let seed = fresh_seed();
+        let engine_id = format!("{:016x}", Stream::new(seed, "engine id").next_u64());
+        let transport = args.kv_transport.unwrap_or(KvTransport::Tcp);
+        let (ports, remote) = match transport {
+            KvTransport::Tcp => tcp(args, role, &clock)?,
+            KvTransport::Nixl => nixl(args, role, &clock)?,
+            KvTransport::Mooncake => mooncake(args, role, &clock)?,
+            KvTransport::Shm => shm(args, role, &engine_id, &clock)?,
+            KvTransport::Local => local(args, role)?,
+        };
+        let options = options(args)?;
+        let facts = KvFacts {
+            role,
+            engine_id,
+            transport: match transport {
+                KvTransport::Tcp => "tcp",
+                KvTransport::Nixl => "nixl",
+                KvTransport::Mooncake => "mooncake",
+                KvTransport::Shm => "shm",
+                KvTransport::Local => "local",
+            },
+            remote,
+            stream_min_tokens: options.stream_min_tokens.filter(|_| role.hands_off()),
+        };
+        Ok(Some(Worker {
+            facts,
+            ports,
+            options,
+            clock,
+            seed,
+        }))
+    }
 }
 
-/// The core of a server: the engine, with transfers when its ways are open.
+/// The core of a server: the engine, with transfers when it has a role.
 pub(super) fn core(
-    opened: Option<Opened>,
+    worker: Option<Worker>,
     engine: Engine,
     shape: KvShape,
 ) -> Result<(Box<dyn Core>, Option<KvFacts>)> {
-    let Some(Opened {
-        ports,
-        options,
-        facts,
-        clock,
-        seed,
-    }) = opened
-    else {
+    let Some(worker) = worker else {
         return Ok((Box::new(engine), None));
     };
-    let core = KvEngine::new(engine, shape, ports, &options, &clock, seed);
-    Ok((Box::new(core.map_err(|e| anyhow!(e))?), Some(facts)))
+    let Worker { ports, options, .. } = worker;
+    let core = KvEngine::new(engine, shape, ports, &options, &worker.clock, worker.seed);
+    Ok((Box::new(core.map_err(|e| anyhow!(e))?), Some(worker.facts)))
 }
 
 /// Another one in every process: names of transfers must not be used twice, not even after a
@@ -154,44 +156,108 @@ fn options(args: &KvArgs) -> Result<KvOptions> {
 
 type Ways = (KvPorts, Option<Remote>);
 
-fn tcp(args: &KvArgs, role: KvRole, clock: &Arc<dyn Clock>) -> Result<Ways> {
-    let text = args.kv_listen.as_deref().unwrap_or("127.0.0.1:0");
-    let named = || format!("--kv-listen {text}");
+/// The address of `--kv-listen`.
+fn address(args: &KvArgs) -> Result<SocketAddr> {
+    let text = listen_text(args);
     let mut found = text
         .to_socket_addrs()
-        .with_context(|| format!("{}: write it as HOST:PORT", named()))?;
+        .with_context(|| format!("--kv-listen {text}: write it as HOST:PORT"))?;
     let at: SocketAddr = found
         .next()
-        .ok_or_else(|| anyhow!("{}: the host has no address", named()))?;
+        .ok_or_else(|| anyhow!("--kv-listen {text}: the host has no address"))?;
     if at.ip().is_unspecified() {
         let example = match at.ip() {
             IpAddr::V4(_) => "192.0.2.7",
             IpAddr::V6(_) => "[2001:db8::7]",
         };
         bail!(
-            "{}: other workers are told this address; name the one that they reach, for example \
-             {example}:{}",
-            named(),
+            "--kv-listen {text}: other workers are told this address; name the one that they \
+             reach, for example {example}:{}",
             at.port()
         );
     }
+    Ok(at)
+}
+
+fn listen_text(args: &KvArgs) -> &str {
+    args.kv_listen.as_deref().unwrap_or("127.0.0.1:0")
+}
+
+/// The ends that a role has: where it is claimed from, and how it claims.
+fn ends(
+    args: &KvArgs,
+    role: KvRole,
+    listen: impl FnOnce() -> Result<(KvListener, Remote), TransportError>,
+    dial: impl FnOnce() -> Dial,
+) -> Result<Ways> {
     let mut ports = KvPorts::default();
     let mut remote = None;
     if role.hands_off() {
-        let opened = KvListener::tcp(at, STALL, Arc::clone(clock)).with_context(named)?;
+        let opened = listen().with_context(|| format!("--kv-listen {}", listen_text(args)))?;
         ports.listener = Some(opened.0);
         remote = Some(opened.1);
     }
     if role.takes() {
-        ports.dial = Some(Dial::Tcp {
-            options: TcpOptions {
-                connections: CONNECTIONS,
-                stall: STALL,
-            },
-            loopback_only: at.ip().is_loopback(),
-        });
+        ports.dial = Some(dial());
     }
     Ok((ports, remote))
+}
+
+fn tcp(args: &KvArgs, role: KvRole, clock: &Arc<dyn Clock>) -> Result<Ways> {
+    let at = address(args)?;
+    let options = TcpOptions {
+        connections: CONNECTIONS,
+        stall: STALL,
+    };
+    let loopback_only = at.ip().is_loopback();
+    let listen = || KvListener::tcp(at, STALL, Arc::clone(clock));
+    ends(args, role, listen, || Dial::Tcp {
+        options,
+        loopback_only,
+    })
+}
+
+fn nixl(args: &KvArgs, role: KvRole, clock: &Arc<dyn Clock>) -> Result<Ways> {
+    let at = address(args)?;
+    let options = NixlOptions {
+        library: args.kv_nixl_library.clone(),
+        slots: SHM.slots,
+        slot_bytes: SHM.slot_bytes,
+        stall: STALL,
+    };
+    options
+        .check()
+        .context("--kv-transport nixl, --kv-nixl-library")?;
+    let loopback_only = at.ip().is_loopback();
+    let listen = || KvListener::nixl(at, options.clone(), Arc::clone(clock));
+    ends(args, role, listen, || Dial::Nixl {
+        options: options.clone(),
+        loopback_only,
+    })
+}
+
+fn mooncake(args: &KvArgs, role: KvRole, clock: &Arc<dyn Clock>) -> Result<Ways> {
+    let at = address(args)?;
+    let IpAddr::V4(host) = at.ip() else {
+        bail!(
+            "--kv-listen {}: Mooncake is reached by IPv4 only; name such an address",
+            listen_text(args)
+        );
+    };
+    let engine = MooncakeEngine::start(&args.kv_mooncake_python, host)
+        .context("--kv-transport mooncake, --kv-mooncake-python")?;
+    let options = MooncakeOptions {
+        engine,
+        slots: SHM.slots,
+        slot_bytes: SHM.slot_bytes,
+        stall: STALL,
+    };
+    let loopback_only = host.is_loopback();
+    let listen = || KvListener::mooncake(at, options.clone(), Arc::clone(clock));
+    ends(args, role, listen, || Dial::Mooncake {
+        options: options.clone(),
+        loopback_only,
+    })
 }
 
 fn shm(args: &KvArgs, role: KvRole, engine_id: &str, clock: &Arc<dyn Clock>) -> Result<Ways> {
