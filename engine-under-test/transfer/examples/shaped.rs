@@ -6,9 +6,12 @@
 //!     lease_ms=9000
 //! ```
 //!
-//! The source reads lines `GRANULARITY BLOCKS LAYER_NS` (the prefill is a clock that seals a layer
-//! of all blocks every `LAYER_NS`), does one transfer for each, and prints one line of JSON, as
-//! does the sink. Instants are of the machine's monotonic clock, which both sides share.
+//! The source reads lines `GRANULARITY BLOCKS LAYER_NS [STRETCH]`, does one transfer for each, and
+//! prints one line of JSON, as does the sink. The prefill is a clock that seals a layer of all
+//! blocks every `LAYER_NS`. With `STRETCH` it is a thread that computes for so long, and then seals
+//! and posts: in bulk once at the end, by layers after each, so that posting delays the next layer.
+//! All times are taken to be stretched by that factor, so posting is made to take `STRETCH` times as
+//! long too. Instants are of the machine's monotonic clock, which both sides share.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -23,7 +26,7 @@ use pb_kv::{CacheIdentity, EngineFormat, KvFormat, Positional};
 use pb_transfer::{
     Allow, Defect, Granularity, HostMemory, Lend, Memory, Mode, Peer, Region, SinkAgent, SinkEvent,
     SinkOptions, SourceAgent, SourceEvent, SourceOptions, Span, TcpOptions, TcpTransport,
-    TcpTransportListener,
+    TcpTransportListener, TransferId,
 };
 use serde_json::json;
 
@@ -156,20 +159,29 @@ fn source(args: &Args) -> Outcome<()> {
                 .map_err(|_| "no number")
         };
         let (blocks, layer_ns) = (number()? as u32, number()?);
-        say(&transfer(&mut agent, &side, granularity, blocks, layer_ns)?)?;
+        let prompt = Prompt {
+            granularity,
+            blocks,
+            layer_ns,
+            stretch: words.next().map(str::parse).transpose()?,
+        };
+        say(&transfer(&mut agent, &side, &prompt)?)?;
     }
     Ok(())
 }
 
-/// Computes and sends one prompt.
-fn transfer(
-    agent: &mut SourceAgent,
-    side: &Side,
+/// What is computed and sent, and how.
+struct Prompt {
     granularity: Granularity,
     blocks: u32,
     layer_ns: u64,
-) -> Outcome<serde_json::Value> {
-    let layers = side.peer.layers as u32;
+    stretch: Option<u64>,
+}
+
+/// Computes and sends one prompt.
+fn transfer(agent: &mut SourceAgent, side: &Side, prompt: &Prompt) -> Outcome<serde_json::Value> {
+    let blocks = prompt.blocks;
+    let granularity = prompt.granularity;
     let id = agent.lend(Lend {
         request: RequestId(1),
         tokens: u64::from(blocks) * BLOCK_TOKENS as u64,
@@ -183,24 +195,11 @@ fn transfer(
         ended = step(agent, PATIENCE);
     }
     let begin = side.clock.now();
-    for layer in 0..layers {
-        let due = begin + Nanos(u64::from(layer + 1) * layer_ns);
-        while side.clock.now() < due {
-            let left = due.saturating_sub(side.clock.now());
-            ended |= step(agent, left.to_duration());
-        }
-        if layer + 1 == layers {
-            agent.prefill_ended(id);
-        }
-        let span = Span {
-            block: 0,
-            blocks,
-            layer,
-            layers: 1,
-        };
-        agent.seal(id, span)?;
-    }
-    let prefill_end = begin + Nanos(u64::from(layers) * layer_ns);
+    let (prefill_end, post_ns, over) = match prompt.stretch {
+        None => clocked(agent, side, prompt, id)?,
+        Some(stretch) => computed(agent, side, prompt, (id, stretch))?,
+    };
+    ended |= over;
     while !ended {
         let left = agent
             .next_deadline()
@@ -211,10 +210,87 @@ fn transfer(
     let row = rows.last().ok_or("a transfer without a row")?;
     Ok(json!({
         "begin_ns": begin.0, "prefill_end_ns": prefill_end.0, "end_ns": side.clock.now().0,
+        "post_ns": post_ns,
         "ended": row.ended, "cause": row.cause, "granularity": row.granularity,
         "tokens": row.tokens, "bytes": row.bytes, "frames": row.frames,
         "descriptors": row.descriptors, "resent_cells": row.resent_cells,
     }))
+}
+
+/// Layer `layer` of all blocks.
+fn slice(prompt: &Prompt, layer: u32) -> Span {
+    Span {
+        block: 0,
+        blocks: prompt.blocks,
+        layer,
+        layers: 1,
+    }
+}
+
+/// When a prefill ended, what sealing and posting took of its thread, unstretched, in ns, and
+/// whether the lease has ended.
+type Computed = (Nanos, u64, bool);
+
+/// A prefill that is a clock. Sealing and posting happen beside it.
+fn clocked(
+    agent: &mut SourceAgent,
+    side: &Side,
+    prompt: &Prompt,
+    id: TransferId,
+) -> Outcome<Computed> {
+    let (layers, begin) = (side.peer.layers as u32, side.clock.now());
+    let mut ended = false;
+    for layer in 0..layers {
+        let due = begin + Nanos(u64::from(layer + 1) * prompt.layer_ns);
+        while side.clock.now() < due {
+            let left = due.saturating_sub(side.clock.now());
+            ended |= step(agent, left.to_duration());
+        }
+        if layer + 1 == layers {
+            agent.prefill_ended(id);
+        }
+        agent.seal(id, slice(prompt, layer))?;
+    }
+    let end = begin + Nanos(u64::from(layers) * prompt.layer_ns);
+    Ok((end, 0, ended))
+}
+
+/// A prefill that is a busy thread, which also seals and posts.
+fn computed(
+    agent: &mut SourceAgent,
+    side: &Side,
+    prompt: &Prompt,
+    (id, stretch): (TransferId, u64),
+) -> Outcome<Computed> {
+    let layers = side.peer.layers as u32;
+    let busy = |ns: u64| {
+        let until = side.clock.now() + Nanos(ns);
+        while side.clock.now() < until {
+            std::hint::spin_loop();
+        }
+    };
+    let (mut post_ns, mut ended) = (0, false);
+    for layer in 0..layers {
+        busy(prompt.layer_ns);
+        let last = layer + 1 == layers;
+        let span = match prompt.granularity {
+            Granularity::Layer => slice(prompt, layer),
+            _ if !last => continue,
+            _ => Span::whole(prompt.blocks, layers),
+        };
+        let at = side.clock.now();
+        if last {
+            agent.prefill_ended(id);
+        }
+        agent.seal(id, span)?;
+        ended |= step(agent, Duration::ZERO);
+        let took = side.clock.now().saturating_sub(at).0;
+        post_ns += took;
+        if !last {
+            busy(took * (stretch - 1));
+        }
+    }
+    Ok((side.clock.now(), post_ns, ended))
 }
 
 /// One step; whether the lease ended.
