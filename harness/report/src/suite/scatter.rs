@@ -46,7 +46,7 @@ pub(super) fn front(id: &str, found: &Front<'_>, x: Scale, y: Scale) -> Figure {
     for i in 0..points.len() {
         draw_point(&mut svg, &frame, found, i, on(&i));
     }
-    let unnamed = draw_labels(&mut svg, &frame, found);
+    let unnamed = draw_labels(&mut svg, &frame, found, &steps);
     groups(&mut svg, found);
     if points.iter().all(|point| point.middle().is_none()) {
         frame.empty(&mut svg, "no cell that may be used");
@@ -104,7 +104,7 @@ fn draw_point(svg: &mut Svg, frame: &Frame, found: &Front<'_>, i: usize, on_fron
 }
 
 /// Names the points, with a line to those whose name is not beside them; how many had no room.
-fn draw_labels(svg: &mut Svg, frame: &Frame, found: &Front<'_>) -> usize {
+fn draw_labels(svg: &mut Svg, frame: &Frame, found: &Front<'_>, steps: &[(f64, f64)]) -> usize {
     let short: Vec<String> = found
         .legend
         .labels
@@ -126,7 +126,8 @@ fn draw_labels(svg: &mut Svg, frame: &Frame, found: &Front<'_>) -> usize {
         right: frame.right,
         bottom: frame.bottom,
     };
-    let places = place(&shown, bounds);
+    let lines: Vec<_> = steps.windows(2).map(|pair| (pair[0], pair[1])).collect();
+    let places = place(&shown, &lines, bounds);
     for ((x, y, label), at) in shown.iter().zip(&places) {
         let Some((to_x, to_y)) = *at else { continue };
         let half = label.chars().count() as f64 * 3.0;

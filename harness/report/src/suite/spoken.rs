@@ -127,6 +127,8 @@ impl<'a> Chosen<'a> {
             .iter()
             .filter(|name| !is_load(name) && !name.starts_with(AGAINST));
         let mut parts: Vec<String> = own.filter_map(|n| self.factor(n, has(n))).collect();
+        // What is named comes before what is counted: "token_budget, chunk 64 to 512".
+        parts.sort_by_key(|part| part.contains(|c: char| c.is_ascii_digit()));
         for name in names.iter().filter(is_load) {
             let (mine, whole) = self.levels(name);
             let what = if loads.len() == 1 { "loads" } else { name };

@@ -397,9 +397,20 @@ pub(super) fn bias(suite: &SuiteDir) -> Option<String> {
     if lost.is_empty() || lost.iter().all(|(_, lost, all)| lost == all) {
         return None;
     }
-    let each: Vec<String> = lost
+    // Arms that lost alike stand together.
+    let mut alike: Vec<((usize, usize), Vec<&str>)> = Vec::new();
+    for (arm, lost, all) in &lost {
+        match alike.iter_mut().find(|(known, _)| *known == (*lost, *all)) {
+            Some((_, arms)) => arms.push(arm),
+            None => alike.push(((*lost, *all), vec![arm])),
+        }
+    }
+    let each: Vec<String> = alike
         .iter()
-        .map(|(arm, lost, all)| format!("{lost} of {all} cells of `{arm}`"))
+        .map(|((lost, all), arms)| {
+            let each = if arms.len() > 1 { " each" } else { "" };
+            format!("{lost} of {all} cells{each} of `{}`", arms.join("`, `"))
+        })
         .collect();
     let others = match arms.len() - lost.len() {
         0 => String::new(),

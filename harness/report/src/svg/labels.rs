@@ -47,12 +47,23 @@ impl Area {
 }
 
 /// The middle of each label, in the order of the points; absent where there is no room within
-/// reach. Points are `(x, y, text)`; no label leaves `bounds`.
-pub(crate) fn place(points: &[(f64, f64, &str)], bounds: Area) -> Vec<Option<(f64, f64)>> {
+/// reach. Points are `(x, y, text)`; no label leaves `bounds` or lies on a line, each the corners of
+/// a box of no width or no height.
+pub(crate) fn place(
+    points: &[(f64, f64, &str)],
+    lines: &[((f64, f64), (f64, f64))],
+    bounds: Area,
+) -> Vec<Option<(f64, f64)>> {
     let mut taken: Vec<Area> = points
         .iter()
         .map(|(x, y, _)| Area::around(*x, *y, 6.0, 6.0))
         .collect();
+    taken.extend(lines.iter().map(|(from, to)| Area {
+        left: from.0.min(to.0) - 1.0,
+        top: from.1.min(to.1) - 1.0,
+        right: from.0.max(to.0) + 1.0,
+        bottom: from.1.max(to.1) + 1.0,
+    }));
     let mut places = Vec::new();
     for (x, y, text) in points {
         let half = text.chars().count() as f64 * CHARACTER / 2.0 + 1.0;
@@ -90,11 +101,13 @@ mod tests {
     #[test]
     fn labels_of_points_on_one_spot_lie_apart_and_inside() {
         let points: Vec<(f64, f64, &str)> = (0..10).map(|_| (200.0, 150.0, "tb 1024")).collect();
-        let places = place(&points, BOUNDS);
+        let line = ((0.0, 150.0), (400.0, 150.0));
+        let places = place(&points, &[line], BOUNDS);
         let half = 7.0 * CHARACTER / 2.0;
         for (i, a) in places.iter().enumerate() {
             let (ax, ay) = a.expect("there is room for ten");
             assert!(BOUNDS.holds(&Area::around(ax, ay, half, 6.0)));
+            assert!((ay - 150.0).abs() > 6.0, "on the line");
             for b in &places[i + 1..] {
                 let (bx, by) = b.expect("there is room for ten");
                 assert!((ax - bx).abs() >= 2.0 * half || (ay - by).abs() >= LINE);
@@ -109,7 +122,7 @@ mod tests {
             bottom: 20.0,
             ..BOUNDS
         };
-        assert_eq!(place(&[(10.0, 10.0, "a long label")], small), [None]);
-        assert!(place(&[(390.0, 10.0, "x")], BOUNDS)[0].is_some());
+        assert_eq!(place(&[(10.0, 10.0, "a long label")], &[], small), [None]);
+        assert!(place(&[(390.0, 10.0, "x")], &[], BOUNDS)[0].is_some());
     }
 }
