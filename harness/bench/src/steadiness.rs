@@ -65,9 +65,11 @@ pub struct Steadiness {
     pub start_p: Option<f64>,
 }
 
+/// A figure of a request; absent where it has none.
+type Figure = fn(&RequestMetrics) -> Option<u64>;
+
 /// The figures that are looked at.
-const FIGURES: [(&str, fn(&RequestMetrics) -> Option<u64>); 2] =
-    [("ttft_ms", |m| m.ttft_ns), ("tpot_ms", |m| m.tpot_ns)];
+const FIGURES: [(&str, Figure); 2] = [("ttft_ms", |m| m.ttft_ns), ("tpot_ms", |m| m.tpot_ns)];
 
 /// Every figure of every class; empty where nothing ended well.
 pub(crate) fn of(tally: &Tally) -> Vec<Steadiness> {

@@ -125,7 +125,7 @@ fn headed(section: &Section, blocks: Vec<String>) -> HtmlSection {
 /// A sentence as HTML: what stands between backticks is code.
 fn prose(text: &str) -> String {
     let parts: Vec<&str> = text.split('`').collect();
-    if parts.len() % 2 == 0 {
+    if parts.len().is_multiple_of(2) {
         return escape(text);
     }
     let each = parts.iter().enumerate();

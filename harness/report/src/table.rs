@@ -314,7 +314,7 @@ pub(crate) fn markdown_prose(text: &str) -> String {
     let parts: Vec<&str> = text.split('`').collect();
     let harmless = |c: char| c.is_ascii_alphanumeric() || " ._-=,/:{}~".contains(c);
     let code = |part: &str| !part.trim().is_empty() && part.chars().all(harmless);
-    if parts.len() % 2 == 0 || !parts.iter().skip(1).step_by(2).all(|part| code(part)) {
+    if parts.len().is_multiple_of(2) || !parts.iter().skip(1).step_by(2).all(|part| code(part)) {
         return markdown_safe(text);
     }
     let each = parts.iter().enumerate();

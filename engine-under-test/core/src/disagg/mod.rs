@@ -390,7 +390,7 @@ impl KvEngine {
             News::Export(ExportEvent::Freed { ticket, .. }) => self.freed(ticket),
             News::Export(ExportEvent::Row(row)) => {
                 self.stats.sent(&mut self.windows[0], &row);
-                self.rows.push(row);
+                self.rows.push(*row);
             }
             News::Import(event) => self.imported(event),
         }

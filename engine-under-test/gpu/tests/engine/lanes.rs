@@ -101,7 +101,8 @@ fn images_arrive_before_they_are_used_in_every_order_that_events_allow() {
     }
     // Planted: lanes, or the host, that do not wait. Some order shows it, in the data or by a fault
     // of memory.
-    let plants: [(&str, fn(&Watch)); 2] = [
+    type Plant = fn(&Watch);
+    let plants: [(&str, Plant); 2] = [
         ("lanes", |w| w.no_waits.store(true, Relaxed)),
         ("the host", |w| w.no_finish.store(true, Relaxed)),
     ];

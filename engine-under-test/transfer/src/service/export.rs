@@ -118,7 +118,7 @@ pub enum ExportEvent {
         ended: Ended,
     },
     /// What its transfer took; the request is the ticket. Told before `Freed`.
-    Row(TransferRow),
+    Row(Box<TransferRow>),
 }
 
 /// What is held and was not claimed.
@@ -305,7 +305,7 @@ fn unclaimed(common: &Common, held: &Held) {
     let now = common.clock.now();
     row.total_ns = now.saturating_sub(held.since).0;
     row.exposed_ns = held.idle_since().map(|at| now.saturating_sub(at).0);
-    (common.tell)(ExportEvent::Row(row));
+    (common.tell)(ExportEvent::Row(Box::new(row)));
     let ended = Ended::Expired;
     (common.tell)(ExportEvent::Freed { ticket, ended });
 }
@@ -346,7 +346,7 @@ fn connection(common: &Common, transport: Box<dyn Transport>) {
                 SourceEvent::Freed { request, ended, .. } => {
                     let rows = agent.take_rows();
                     rows.into_iter()
-                        .for_each(|row| (common.tell)(ExportEvent::Row(row)));
+                        .for_each(|row| (common.tell)(ExportEvent::Row(Box::new(row))));
                     let ticket = request.0;
                     (common.tell)(ExportEvent::Freed { ticket, ended });
                 }

@@ -92,13 +92,11 @@ impl MooncakeTransport {
     }
 }
 
+/// Reads the peer's memory from an address on into bytes.
+type Fetch = Box<dyn FnMut(u64, &mut [u8]) -> Result<(), TransportError> + Send>;
+
 /// Reads the peer's slots, whose first is at `base`, by way of the file from `landing` on.
-fn reader(
-    mut session: Session,
-    base: u64,
-    file: Arc<File>,
-    landing: u64,
-) -> Box<dyn FnMut(u64, &mut [u8]) -> Result<(), TransportError> + Send> {
+fn reader(mut session: Session, base: u64, file: Arc<File>, landing: u64) -> Fetch {
     Box::new(move |at, out| {
         if out.is_empty() {
             return Ok(());

@@ -10,8 +10,11 @@ const LIMIT: f64 = 0.1;
 /// Level of the two tests together, by Holm's first step.
 const ALPHA: f64 = 0.01;
 
+/// A course over the run, from 0 to 1.
+type Course = fn(f64) -> f64;
+
 /// What a run of the table is like.
-const CASES: [(&str, fn(f64) -> f64); 4] = [
+const CASES: [(&str, Course); 4] = [
     ("steady", |_| 1.0),
     ("+30 % over the run", |at| 1.0 + 0.3 * at),
     ("+100 % over the run", |at| 1.0 + at),

@@ -37,7 +37,7 @@ pub(super) fn run<D: Device>(
         Ok(devices.len())
     };
     let runs = std::thread::scope(|s| {
-        let workers: Vec<_> = (0..threads).map(|_| s.spawn(&work)).collect();
+        let workers: Vec<_> = (0..threads).map(|_| s.spawn(work)).collect();
         let ends = workers.into_iter().map(|worker| match worker.join() {
             Ok(end) => end.map_err(anyhow::Error::from),
             Err(_) => Err(anyhow!("a thread that judges shapes panicked")),

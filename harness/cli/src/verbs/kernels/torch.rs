@@ -274,7 +274,7 @@ mod tests {
 
     fn compare(out: &str) -> Option<Comparison> {
         let Some(mut torch) = stand_in(out) else {
-            eprintln!("skipped: no python3");
+            crate::console::say("skipped: no python3");
             return None;
         };
         let expected = [Expected {
