@@ -180,30 +180,32 @@ fn on_wire(content: &[u8], range: Descriptor) -> Vec<u8> {
 
 #[test]
 fn short_frames_keep_their_order_when_the_socket_is_full() {
+    // Short ones only, of which the socket takes a part at the end; and long ones among them, which
+    // go to the thread.
+    fill_a_socket(|number| 50_000 + number % 3);
+    fill_a_socket(|number| match number % 7 {
+        6 => 100_000,
+        n => 5_000 + n,
+    });
+}
+
+/// Posts frames of so many bytes, and messages between them, until the socket takes no more; only
+/// then reads them.
+fn fill_a_socket(bytes: fn(u64) -> u64) {
     let content = random(BYTES);
     let (mut transport, mut raw) = connected();
     let id = transport.register(Arc::new(filled(&content))).unwrap();
     let (mut expected, mut in_flight, mut number) = (Vec::new(), 0, 0);
-    // Nothing is read: at some point the socket takes a part of a frame, or nothing.
     loop {
         while in_flight < transport.frames_in_flight() {
-            // Long ones among them, which go to the thread.
-            let bytes = if number % 7 == 6 {
-                100_000
-            } else {
-                5_000 + number % 3
-            };
-            let range = Descriptor {
-                at: number * 997 % (BYTES - bytes),
-                bytes,
-            };
+            let bytes = bytes(number);
+            let at = number * 997 % (BYTES - bytes);
+            let range = Descriptor { at, bytes };
             transport.post(head(), id, &[range]).unwrap();
             expected.extend(on_wire(&content, range));
-            let credit = Message::Credit {
-                slot: number as u32,
-            };
-            transport.send(&credit).unwrap();
-            expected.extend(encode_frame(&credit, 0));
+            let slot = number as u32;
+            transport.send(&Message::Credit { slot }).unwrap();
+            expected.extend(encode_frame(&Message::Credit { slot }, 0));
             (in_flight, number) = (in_flight + 1, number + 1);
         }
         match transport.poll(Duration::from_millis(200)).unwrap() {
