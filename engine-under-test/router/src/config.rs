@@ -71,8 +71,8 @@ pub struct RouterConfig {
     /// How long a request may wait for a worker.
     pub queue_timeout_ns: Nanos,
     /// How long a computed prompt waits for a decode worker with room. Then it goes to one without,
-    /// whose engine keeps the lease alive; it must be shorter than the lease. While no decode worker
-    /// answers at all, it waits as long as a queued request.
+    /// whose engine keeps the lease alive; it must be shorter than the lease. While no decode
+    /// worker answers at all, it waits as long as a queued request.
     pub hold_max_ns: Nanos,
     /// Requests that a prefill worker may have, those included whose KV nobody has fetched yet.
     pub max_prefills: usize,

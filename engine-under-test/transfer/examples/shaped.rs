@@ -10,8 +10,8 @@
 //! prints one line of JSON, as does the sink. The prefill is a clock that seals a layer of all
 //! blocks every `LAYER_NS`. With `STRETCH` it is a thread that computes for so long, and then seals
 //! and posts: in bulk once at the end, by layers after each, so that posting delays the next layer.
-//! All times are taken to be stretched by that factor, so posting is made to take `STRETCH` times as
-//! long too. Instants are of the machine's monotonic clock, which both sides share.
+//! All times are taken to be stretched by that factor, so posting is made to take `STRETCH` times
+//! as long too. Instants are of the machine's monotonic clock, which both sides share.
 
 use std::collections::BTreeMap;
 use std::error::Error;

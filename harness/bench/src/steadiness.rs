@@ -163,8 +163,8 @@ impl Steadiness {
         match self.verdict {
             Steady::Drifts => format!("{name} drifts: {change} of {} requests", self.n),
             Steady::Start => format!(
-                "{name} settles late: the first {} of {} requests took {} % on average, against the \
-                 rest",
+                "{name} settles late: the first {} of {} requests took {} % on average, against \
+                 the rest",
                 self.start.unwrap_or(0),
                 self.n,
                 percent(self.start_excess)

@@ -222,17 +222,19 @@ fn the_page_is_opened_where_somebody_sits() {
     assert_eq!(Path::new(&read(&opened)), out.join("report.html"));
 }
 
+/// What `report diff` says of two directories: its document, if any, and all of it.
+fn diff(a: &Path, b: &Path, more: &[&str]) -> (Value, std::process::Output) {
+    let words = ["report", "diff", text(a), text(b)];
+    let output = run(&[&words, more].concat());
+    let document: Value = serde_json::from_str(&stdout(&output)).unwrap_or_default();
+    (document, output)
+}
+
 #[test]
 fn two_runs_differ_in_what_is_said_and_are_not_judged() {
     let ran = Ran::new();
     let (quick, slow) = (ran.cell("quick"), ran.cell("slow"));
     let other = ran.out().join("cells/block-000/rate=80/quick");
-    let diff = |a: &Path, b: &Path, more: &[&str]| {
-        let words = ["report", "diff", text(a), text(b)];
-        let output = run(&[&words, more].concat());
-        let document: Value = serde_json::from_str(&stdout(&output)).unwrap_or_default();
-        (document, output)
-    };
     let (found, output) = diff(&quick, &slow, &["--json"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(found["same_schedule"], true);
@@ -275,7 +277,15 @@ fn two_runs_differ_in_what_is_said_and_are_not_judged() {
         text.lines().all(|line| line.chars().count() <= 100),
         "{text}"
     );
-    // Suites are compared as suites, and never with a run.
+    // One pair decides nothing.
+    let (found, output) = diff(&quick, &slow, &["--json", "--verdict"]);
+    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
+    assert!(!found["verdict"].is_null());
+    suites_differ_as_suites(&ran, &quick);
+}
+
+/// Suites are compared as suites, and never with a run.
+fn suites_differ_as_suites(ran: &Ran, quick: &Path) {
     let (found, output) = diff(&ran.out(), &ran.out(), &["--json"]);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
     assert_eq!(
@@ -291,7 +301,7 @@ fn two_runs_differ_in_what_is_said_and_are_not_judged() {
     for (a, b, more, needle) in [
         (
             ran.out(),
-            quick.clone(),
+            quick.to_owned(),
             &[][..],
             "is the run of a suite and",
         ),
@@ -303,13 +313,13 @@ fn two_runs_differ_in_what_is_said_and_are_not_judged() {
         ),
         (
             ran.dir.path().to_owned(),
-            quick.clone(),
+            quick.to_owned(),
             &[][..],
             "holds no manifest.json",
         ),
         (
             ran.dir.path().join("nowhere"),
-            quick.clone(),
+            quick.to_owned(),
             &[][..],
             "does not exist",
         ),
@@ -318,8 +328,4 @@ fn two_runs_differ_in_what_is_said_and_are_not_judged() {
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains(needle), "{}", stderr(&output));
     }
-    // One pair decides nothing.
-    let (found, output) = diff(&quick, &slow, &["--json", "--verdict"]);
-    assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
-    assert!(!found["verdict"].is_null());
 }

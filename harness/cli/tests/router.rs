@@ -382,6 +382,8 @@ fn a_run_behind_the_router_keeps_the_transfers_of_its_window() {
         place,
         "--random-input-len",
         "40",
+        "--random-range-ids",
+        "10..250",
         "--random-output-len",
         "3",
         "--num-prompts",
@@ -402,7 +404,7 @@ fn a_cell_behind_the_router_keeps_its_transfers_and_its_workers_logs() {
     let text = "schema = 2\nname = \"split\"\nquestion = \"q\"\nreading = \"r\"\n\
         [run]\nblocks = 1\n[engine]\nmodel = \"synthetic-tiny\"\nnumerics = \"exact\"\n\
         [bench]\nrequest_rate = 50\nnum_prompts = 4\nrandom_input_len = 40\n\
-        random_output_len = 3\nignore_eos = true\nno_calibration = true\nno_scrape = true\n\
+        random_output_len = 3\nrandom_range_ids = \"10..250\"\nignore_eos = true\nno_calibration = true\nno_scrape = true\n\
         seed = 3\n[arms.split]\ntopology = \"1P1D\"\n";
     std::fs::write(&suite, text).expect("written");
     let out = dir.path().join("out");

@@ -49,7 +49,7 @@ fn a_copied_cell_is_no_second_measurement() {
 
 /// A suite of our own engine, which only a dry run sees: nothing is started.
 const ENGINE: &str = "schema = 2\nname = \"own\"\nquestion = \"?\"\nreading = \"!\"\n\
-    [run]\nblocks = 2\n[engine]\nmodel = \"synthetic\"\n\
+    [run]\nblocks = 3\n[engine]\nmodel = \"synthetic\"\n\
     [bench]\ndataset_name = \"interference\"\nrandom_range_ids = \"10..250\"\n\
     [arms.small]\nengine = { max_batched_tokens = 64 }\n\
     [arms.large]\nengine = { max_batched_tokens = 512 }\n\
@@ -115,7 +115,7 @@ fn a_dry_run_sees_what_is_there() {
 fn a_cell_without_an_answer_says_what_the_server_said() {
     let text = suite("refusing", 1, 5, "").replace(
         "random_output_len = 3",
-        "random_output_len = 3\nextra_body = '{\"temperature\": \"hot\"}'",
+        "random_output_len = 3\nmodel = \"another\"",
     );
     let (document, code) = Scratch::new(&text).json(&[]);
     assert_eq!(code, Some(3), "{document}");

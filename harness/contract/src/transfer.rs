@@ -108,8 +108,9 @@ mod tests {
     fn a_line_is_flat_and_read_back() {
         let text = r#"{"seq":3,"told_ns":9,"worker":1,"id":18446744073709551615,"request":7,
             "mode":"pull","granularity":"bulk","tokens":40,"blocks":3,"cells":6,"resent_cells":0,
-            "bytes":96,"early_bytes":32,"frames":1,"descriptors":2,"offered_ns":5,"queue_wait_ns":null,"copy_ns":1,
-            "wire_ns":2,"total_ns":4,"exposed_ns":3,"ended":"peer_dead","cause":"link_down"}"#;
+            "bytes":96,"early_bytes":32,"frames":1,"descriptors":2,"offered_ns":5,
+            "queue_wait_ns":null,"copy_ns":1,"wire_ns":2,"total_ns":4,
+            "exposed_ns":3,"ended":"peer_dead","cause":"link_down"}"#;
         let line: TransferLine = serde_json::from_str(text).unwrap();
         assert_eq!((line.worker, line.told_ns), (Some(1), Nanos(9)));
         assert_eq!(line.row.ended, TransferEnd::PeerDead);

@@ -1,8 +1,8 @@
 //! Memory traffic without a kernel: what a kernel's bytes a second are to be compared with.
 //!
-//! Reading and copying are two ceilings. Either may move more bytes a second: memory takes reads and
-//! writes side by side, while a line that is written may have to be fetched first. A kernel that
-//! only reads, as a product with one row does, is to be compared with reading.
+//! Reading and copying are two ceilings. Either may move more bytes a second: memory takes reads
+//! and writes side by side, while a line that is written may have to be fetched first. A kernel
+//! that only reads, as a product with one row does, is to be compared with reading.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -8,6 +8,7 @@
 mod exports;
 mod imports;
 mod prefetch;
+mod setup;
 mod staging;
 mod stats;
 mod streams;
@@ -19,12 +20,9 @@ use std::time::Duration;
 
 use pb_contract::{BlockId, Clock, EngineRequest, Nanos, RequestId, Stream, TokenId};
 use pb_transfer::service::{
-    Dial, ExportEvent, ExportOptions, Exporter, ImportEvent, ImportOptions, Importer, KvListener,
-    Remote, Tell,
+    Dial, ExportEvent, Exporter, ImportEvent, Importer, KvListener, Remote, Tell,
 };
-use pb_transfer::{
-    Allow, Defect, Granularity, Memory, Mode, Peer, Region, SinkOptions, TransferRow,
-};
+use pb_transfer::{Allow, Granularity, Memory, Mode, Region, TransferRow};
 
 use crate::engine::{Engine, StepOutput};
 use crate::error::{AdmitError, ExecError};
@@ -32,6 +30,7 @@ use crate::error::{AdmitError, ExecError};
 pub use staging::Staging;
 pub use stats::{KvStats, Pace};
 
+use setup::{export_options, import_options, peer, staging};
 use stats::Window;
 
 /// Transfers and claims of one connection at a time; what waits costs little.
@@ -76,8 +75,8 @@ pub struct KvOptions {
     pub granularity: Granularity,
     /// What becomes of a request whose KV does not come.
     pub on_failure: OnFailure,
-    /// Prompts of at least so many tokens are given away while they are computed, where their sender
-    /// names a ticket and the granularity is finer than bulk; none: no prompt is.
+    /// Prompts of at least so many tokens are given away while they are computed, where their
+    /// sender names a ticket and the granularity is finer than bulk; none: no prompt is.
     pub stream_min_tokens: Option<usize>,
     /// How long KV is held after anything was last heard of it.
     pub lease: Nanos,
@@ -454,58 +453,5 @@ impl KvEngine {
             found if found == slots => Ok(()),
             found => Err(format!("staging: {found} slots, {slots} in use")),
         }
-    }
-}
-
-/// Room for copies of the executor's blocks.
-fn staging(engine: &Engine, me: &Peer, shape: KvShape) -> Result<Staging, String> {
-    let image = engine.block_image(BlockId(0));
-    let segment = me.geometry().segment(me.kv_heads).bytes();
-    let (found, expected) = (image.len(), shape.header_bytes + shape.layers * segment);
-    if found != expected {
-        return Err(format!(
-            "block images of {found} bytes, expected {expected}"
-        ));
-    }
-    Ok(Staging::new(found, image[..shape.header_bytes].to_vec()))
-}
-
-/// What an engine says about itself.
-fn peer(engine: &Engine, shape: KvShape) -> Peer {
-    Peer {
-        identity: engine.spec().cache_identity(engine.config()),
-        layers: shape.layers,
-        kv_heads: shape.kv_heads,
-        d_head: shape.d_head,
-        tp_degree: 1,
-        tp_rank: 0,
-    }
-}
-
-fn export_options(options: &KvOptions) -> ExportOptions {
-    ExportOptions {
-        allow: options.allow,
-        lease: options.lease,
-        mode: options.mode,
-        granularity: options.granularity,
-        handshake: options.patience.to_duration(),
-    }
-}
-
-fn import_options(options: &KvOptions, dial: Dial) -> ImportOptions {
-    ImportOptions {
-        sink: SinkOptions {
-            allow: options.allow,
-            blocks: TRANSFER_BLOCKS,
-            transfers: TRANSFERS,
-            window_cells: WINDOW_CELLS,
-            stall: options.patience,
-            retries: RETRIES,
-            handshake: options.patience.to_duration(),
-            defect: Defect::None,
-        },
-        dial,
-        claim: options.patience,
-        peers: PEERS,
     }
 }

@@ -179,7 +179,8 @@ impl std::fmt::Display for Verdict {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(
             f,
-            "error {:.2e} (naive {:.2e}), worst row {:.2e} ({:.2e}), {} of {} rows decidable, {} flip",
+            "error {:.2e} (naive {:.2e}), worst row {:.2e} ({:.2e}), {} of {} rows decidable, \
+             {} flip",
             self.error,
             self.naive,
             self.worst_row,

@@ -64,7 +64,6 @@ pub(crate) fn render(router: &Router) -> String {
 /// Counters and gauges without labels.
 fn sums(page: &mut String, router: &Router) {
     let stats = router.stats();
-    let (queued, held) = router.waiting();
     let counters = [
         (
             "local_prefill_total",
@@ -116,6 +115,11 @@ fn sums(page: &mut String, router: &Router) {
         head(page, name, help, "counter");
         line(page, name, "", count);
     }
+    gauges(page, router);
+}
+
+fn gauges(page: &mut String, router: &Router) {
+    let (queued, held) = router.waiting();
     for (name, help, count) in [
         ("queue_depth", "Requests that wait for a worker.", queued),
         (

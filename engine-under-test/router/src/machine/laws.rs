@@ -50,6 +50,21 @@ impl Router {
                 State::Decoding { at } => add(at, &|load| load.decodes += 1),
             }
         }
+        self.check_lists(queued, held)?;
+        for (id, worker) in &self.workers {
+            let counted = loads.remove(id).unwrap_or_default();
+            if counted != worker.load {
+                return Err(format!(
+                    "worker {id}: account {:?}, counted {counted:?}",
+                    worker.load
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// The lists have the requests in their states, of which so many were found in them.
+    fn check_lists(&self, queued: usize, held: usize) -> Result<(), String> {
         let states = |wanted: fn(&State) -> bool| {
             let states = self.requests.values().map(|request| &request.state);
             states.filter(|state| wanted(state)).count()
@@ -72,15 +87,6 @@ impl Router {
             if length != found || found != expected {
                 return Err(format!(
                     "the list {name} has {length} entries, {found} of {expected} requests"
-                ));
-            }
-        }
-        for (id, worker) in &self.workers {
-            let counted = loads.remove(id).unwrap_or_default();
-            if counted != worker.load {
-                return Err(format!(
-                    "worker {id}: account {:?}, counted {counted:?}",
-                    worker.load
                 ));
             }
         }

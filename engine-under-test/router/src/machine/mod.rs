@@ -25,7 +25,7 @@ use crate::config::{ConfigError, RouterConfig};
 use crate::index::{EventPage, Intake, KvIndex};
 use crate::predict::Predictor;
 use crate::stats::{Outcome, Refusal, Stats};
-use crate::worker::{Ask, Pool, Worker, WorkerId, WorkerSpec, WorkerView};
+use crate::worker::{Ask, Worker, WorkerId, WorkerSpec, WorkerView};
 
 /// What the shell must do.
 #[derive(Clone, Debug, PartialEq)]
@@ -493,21 +493,5 @@ impl Router {
         self.request_mut(id).state = State::Handing { from, to };
         self.stats.handed += 1;
         self.out.push_back(Command::Hand { id, to });
-    }
-
-    /// Sends helpers home that have nothing left of what they helped with.
-    fn send_home(&mut self) {
-        for worker in self.workers.values_mut() {
-            if worker.may_go_home() {
-                worker.pool = worker.spec.home;
-                self.stats.pool_returns += 1;
-            }
-        }
-    }
-
-    /// Lets a worker help in the other pool.
-    fn lend(&mut self, id: WorkerId) {
-        self.worker_mut(id).pool = Pool::Mixed;
-        self.stats.pool_moves += 1;
     }
 }

@@ -108,4 +108,20 @@ impl Router {
             candidates.into_iter().min_by_key(pending)
         })
     }
+
+    /// Sends helpers home that have nothing left of what they helped with.
+    pub(super) fn send_home(&mut self) {
+        for worker in self.workers.values_mut() {
+            if worker.may_go_home() {
+                worker.pool = worker.spec.home;
+                self.stats.pool_returns += 1;
+            }
+        }
+    }
+
+    /// Lets a worker help in the other pool.
+    pub(super) fn lend(&mut self, id: WorkerId) {
+        self.worker_mut(id).pool = Pool::Mixed;
+        self.stats.pool_moves += 1;
+    }
 }

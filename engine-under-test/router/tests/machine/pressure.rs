@@ -261,8 +261,8 @@ fn a_dead_worker_is_passed_over_and_its_cache_forgotten() {
         matches!(start[..], [Command::Start { at, overlap_tokens: 0, .. }] if at == W[1]),
         "{start:?}"
     );
-    // No decode worker answers: a computed prompt waits as long as a queued one, and is refused when
-    // its time is over.
+    // No decode worker answers: a computed prompt waits as long as a queued one, and is refused
+    // when its time is over.
     router.set_up(Nanos(3), W[2], false);
     router.prefilled(Nanos(4), RequestId(2));
     router.tick(Nanos(5) + RouterConfig::default().hold_max_ns);

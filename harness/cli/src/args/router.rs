@@ -45,8 +45,8 @@ pub(crate) struct RouterArgs {
     /// Start the workers too: so many of each kind, as 2P1D or 1P1D1M.
     #[arg(long, conflicts_with_all = ["prefill", "decode", "mixed"])]
     pub(crate) topology: Option<Topology>,
-    /// Where the logs of these workers go, 16 MiB each at most [default: $PREFILLBENCH_LOG_DIR, or a
-    /// new folder in the temporary directory].
+    /// Where the logs of these workers go, 16 MiB each at most [default: $PREFILLBENCH_LOG_DIR, or
+    /// a new folder in the temporary directory].
     #[arg(long, value_name = "DIR", requires = "topology")]
     pub(crate) log_dir: Option<PathBuf>,
     /// Flags of `serve` for the workers that are started.

@@ -26,6 +26,11 @@ pub(crate) fn run(args: &RouterArgs) -> Result<ExitCode> {
         args.serve.is_empty() || args.topology.is_some(),
         "flags after -- are for workers that are started here: give --topology too"
     );
+    // Clap waives `requires` where what is required conflicts with what is given.
+    ensure!(
+        args.log_dir.is_none() || args.topology.is_some(),
+        "--log-dir is for the logs of workers that are started here: give --topology too"
+    );
     let api_key = key("--api-key-env", args.api_key_env.as_deref())?;
     let worker_key = key("--worker-api-key-env", args.worker_api_key_env.as_deref())?;
     let folder = log_dir(args)?;

@@ -100,7 +100,7 @@ fn change(floor: &Floor, proposal: &Proposal, line: &mut impl FnMut(&str)) {
     match &floor.noise {
         None => {
             line(&format!(
-                "# {}: {typical}. Both runs of every A/A pair agree: no noise to take a floor from.",
+                "# {}: {typical}. Both runs of each A/A pair agree: no noise to take a floor from.",
                 metric.name
             ));
         }

@@ -187,7 +187,10 @@ fn a_wrong_value_is_named_with_its_place() {
 fn wrong_directories_say_what_to_do() {
     let dir = tempfile::tempdir().unwrap();
     let message = RunReader::open(dir.path()).unwrap_err().to_string();
-    assert!(message.contains("not a run directory"), "{message}");
+    assert!(
+        message.contains("holds no manifest.json, which every run has"),
+        "{message}"
+    );
     drop(write(dir.path()));
     assert!(matches!(
         RunWriter::create(dir.path(), manifest()),

@@ -59,8 +59,8 @@ fn transfers_are_read_as_they_were_told() {
     assert_eq!(
         head,
         "arm,block,seq,told_ns,worker,id,request,mode,granularity,tokens,blocks,cells,\
-         resent_cells,bytes,early_bytes,frames,descriptors,offered_ns,queue_wait_ns,copy_ns,wire_ns,total_ns,\
-         exposed_ns,ended,cause"
+         resent_cells,bytes,early_bytes,frames,descriptors,offered_ns,queue_wait_ns,\
+         copy_ns,wire_ns,total_ns,exposed_ns,ended,cause"
     );
     assert_eq!(
         rows,

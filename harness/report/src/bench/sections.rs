@@ -211,7 +211,14 @@ fn checks(document: &Document) -> Table {
     }
     let (word, found) = cache_state(document);
     table.push(vec!["prefix cache".into(), word.to_owned(), found]);
-    let (word, fixed) = match document.length_controlled {
+    let (word, fixed) = lengths(document.length_controlled);
+    table.push(vec!["output length".into(), word.into(), fixed.to_owned()]);
+    table
+}
+
+/// Whether answers have the length asked for.
+fn lengths(controlled: Option<bool>) -> (&'static str, &'static str) {
+    match controlled {
         None => ("not checked", "no answer"),
         Some(true) => ("held", "every answer has the length asked for"),
         // Allowed, but the lengths of two runs then differ.
@@ -219,9 +226,7 @@ fn checks(document: &Document) -> Table {
             "not held",
             "answers ended where the model or the server ended them",
         ),
-    };
-    table.push(vec!["output length".into(), word.into(), fixed.to_owned()]);
-    table
+    }
 }
 
 pub(super) const SPREAD: [&str; 9] = [

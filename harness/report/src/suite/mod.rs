@@ -6,6 +6,7 @@
 //! named, and enters no number and no picture.
 
 mod answer;
+mod bias;
 mod diff;
 mod front;
 mod fronts;
@@ -222,7 +223,7 @@ impl SuiteReport {
             true => String::new(),
             false => format!("{}; ", tally(suite)),
         };
-        let bias = validity::bias(suite).map_or_else(String::new, |bias| format!(" {bias}"));
+        let bias = bias::bias(suite).map_or_else(String::new, |bias| format!(" {bias}"));
         format!(
             "{compared}{valid} of {cells} cells are valid.{}",
             bias.replace('`', "")

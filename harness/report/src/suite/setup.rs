@@ -359,7 +359,10 @@ mod tests {
 
     #[test]
     fn lengths_are_means_over_the_requests_of_a_cell() {
-        let cell = |offered: u64, input: u64| json!({"counts": {"offered": offered}, "tokens": {"input_planned": input, "output": 8}});
+        let cell = |offered: u64, input: u64| {
+            let tokens = json!({"input_planned": input, "output": 8});
+            json!({"counts": {"offered": offered}, "tokens": tokens})
+        };
         let (a, b) = (cell(2, 2000), cell(4, 3200));
         let row = request_row("rate=2", "long", &[&a, &b]).unwrap();
         assert_eq!(row, ["rate=2", "long", "2 to 4", "800 to 1000", "2 to 4"]);

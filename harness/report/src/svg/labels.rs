@@ -50,8 +50,8 @@ impl Area {
 type Line = ((f64, f64), (f64, f64));
 
 /// The middle of each label, in the order of the points; absent where there is no room within
-/// reach. Points are `(x, y, text)`; no label leaves `bounds` or lies on a line, each the corners of
-/// a box of no width or no height.
+/// reach. Points are `(x, y, text)`; no label leaves `bounds` or lies on a line, each the corners
+/// of a box of no width or no height.
 pub(crate) fn place(
     points: &[(f64, f64, &str)],
     lines: &[Line],

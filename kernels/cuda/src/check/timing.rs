@@ -1,5 +1,7 @@
 //! How long kernels take, on a device that has time.
 
+mod adapters;
+
 use half::bf16;
 
 use super::suite::has_vendor_gemm;
@@ -7,8 +9,8 @@ use super::values::{Rng, typed};
 use crate::device::{Buffer, Device, DeviceExt};
 use crate::error::KernelError;
 use crate::ops::{
-    self, BatchSeq, DecodePlan, GemmBy, KvPool, KvShape, LoraColumns, LoraDelta, LoraPlan,
-    LoraSite, Partials, PrefillArgs, PrefillPlan, RopeKv, SampleRow, Stores,
+    self, BatchSeq, DecodePlan, GemmBy, KvPool, KvShape, Partials, PrefillArgs, PrefillPlan,
+    RopeKv, SampleRow, Stores,
 };
 
 /// Written between launches, so that none finds its inputs in the second-level cache.
@@ -320,51 +322,6 @@ impl<D: Device + ?Sized> Timer<'_, D> {
         d.release(mark)
     }
 
-    /// Four adapters of rank 16 on the rows of queries, keys and values, in turn.
-    fn adapters(&mut self, rows: usize) -> Result<(), KernelError> {
-        const RANK: usize = 16;
-        let (d, mark) = (self.device, self.device.mark());
-        let (count, adapters) = (Q_HEADS * KV.d_head, rows.min(4));
-        let kv = KV.kv_heads * KV.d_head;
-        let columns = [(0, count), (count, kv), (count + kv, kv)]
-            .map(|(first, count)| LoraColumns { first, count });
-        let mut rng = Rng(5);
-        let mut delta = |c: &LoraColumns| {
-            let (a, b) = (
-                rng.values(RANK * HIDDEN, 1.0),
-                rng.values(c.count * RANK, 1.0),
-            );
-            LoraDelta::<bf16>::place(d, (&a, &b), RANK, 1.0).map(Some)
-        };
-        let deltas = (0..adapters)
-            .map(|_| columns.iter().map(&mut delta).collect())
-            .collect::<Result<Vec<Vec<_>>, _>>()?;
-        let site = LoraSite::new(d, HIDDEN, &columns, &deltas)?;
-        let of_rows: Vec<Option<usize>> = (0..rows).map(|r| Some(r % adapters)).collect();
-        let plan = LoraPlan::new(&of_rows);
-        let placed = ops::place_lora(d, &plan)?;
-        let width = count + 2 * kv;
-        let (x, out) = (
-            self.random("x", rows * HIDDEN)?,
-            d.zeroed::<bf16>("out", rows * width)?,
-        );
-        let inner = d.zeroed::<bf16>("inner", site.inner_len(rows))?;
-        let (weights, values) = (adapters * RANK, rows * RANK);
-        let shape = format!("{rows}x{HIDDEN}, {adapters} of rank {RANK}");
-        let read = 2 * (3 * weights * HIDDEN + rows * HIDDEN);
-        let work = [read, 2 * 3 * values, 6 * values * HIDDEN];
-        self.report("lora_shrink", shape.clone(), work, |_| {
-            ops::lora_shrink(d, &placed, &site, &x, &inner)
-        })?;
-        // The product's outputs are read and written back.
-        let read = 2 * (weights * width + rows * width + 3 * values);
-        let work = [read, 2 * rows * width, 2 * values * width];
-        self.report("lora_expand", shape, work, |_| {
-            ops::lora_expand(d, &placed, &site, &inner, &out)
-        })?;
-        d.release(mark)
-    }
-
     /// `batch` sequences of `len` queries after `prefix` tokens; a single query is decode.
     fn attention(&mut self, batch: usize, len: usize, prefix: usize) -> Result<(), KernelError> {
         let (d, mark) = (self.device, self.device.mark());
@@ -516,41 +473,4 @@ impl<D: Device + ?Sized> Timer<'_, D> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::{Ceilings, Timed};
-
-    fn timed(traffic: [u64; 2]) -> Timed {
-        Timed {
-            kernel: "gemm",
-            shape: String::new(),
-            median_ns: 1_000,
-            range_ns: [1_000, 1_000],
-            traffic,
-            flops: 500,
-        }
-    }
-
-    #[test]
-    fn the_ceiling_is_that_of_the_kernels_own_traffic() {
-        // In 1 us reading moves 2000 B and a copy 1000 B.
-        let ceilings = Ceilings {
-            read_bytes_per_s: 2e9,
-            copy_bytes_per_s: 1e9,
-            gemm_flops_per_s: Some(1e9),
-        };
-        let of_memory = |traffic| timed(traffic).shares(&ceilings).of_memory;
-        for (traffic, want) in [
-            ([2_000, 0], 1.0), // read at the rate of reading, which is twice that of a copy
-            ([500, 500], 1.0), // copied at the rate of a copy
-            // 500 B copied (half a microsecond) and 500 B read (a quarter of one).
-            ([750, 250], 0.75),
-            ([0, 1_000], 1.0),
-            ([100, 500], 0.6),
-        ] {
-            assert!((of_memory(traffic) - want).abs() < 1e-12, "{traffic:?}");
-        }
-        let shares = timed([2_000, 0]).shares(&ceilings);
-        assert!((shares.of_copy - 2.0).abs() < 1e-12 && (shares.of_read - 1.0).abs() < 1e-12);
-        assert_eq!(shares.of_product, Some(0.5));
-    }
-}
+mod tests;

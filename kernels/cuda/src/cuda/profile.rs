@@ -19,8 +19,8 @@ pub(super) struct Timing {
 }
 
 impl CudaDevice {
-    /// Runs `work`, which launches `kernel` if it returns `true`, between two events while a profile
-    /// is under way.
+    /// Runs `work`, which launches `kernel` if it returns `true`, between two events while a
+    /// profile is under way.
     pub(super) fn timed(
         &self,
         kernel: &str,

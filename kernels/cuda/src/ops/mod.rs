@@ -5,12 +5,13 @@ mod blocks;
 mod elementwise;
 mod gemm;
 mod lora;
+mod partials;
 mod plan;
 mod rope;
 mod sample;
 
 pub use attention::{
-    Partials, PlacedDecode, PlacedPrefill, PlacedPrefillSplit, PrefillArgs, decode, decode_placed,
+    PlacedDecode, PlacedPrefill, PlacedPrefillSplit, PrefillArgs, decode, decode_placed,
     place_decode, place_prefill, place_prefill_split, prefill, prefill_placed,
     prefill_split_placed,
 };
@@ -24,6 +25,7 @@ pub use lora::{
     LoraColumns, LoraDelta, LoraPlan, LoraSite, PlacedLora, lora, lora_expand, lora_shrink,
     place_lora,
 };
+pub use partials::Partials;
 pub use plan::{BatchSeq, DecodePlan, PrefillPlan, PrefillSplitPlan, SeqWords};
 pub use rope::{KvPool, KvShape, NO_SLOT, RopeKv, rope_kv};
 pub use sample::{SAMPLE_VOCAB_MAX, SampleRow, sample};

@@ -88,6 +88,28 @@ pub fn sample(
         vocab,
         format!("1 to {SAMPLE_VOCAB_MAX}"),
     )?;
+    let (specs, forbidden) = specs(rows)?;
+    let params = SampleParams {
+        logits: logits.address(),
+        rows: device.input("rows", &specs)?.address(),
+        forbidden: device.input("forbidden", &forbidden)?.address(),
+        out: out.address(),
+        vocab: vocab as u32,
+        pad: 0,
+    };
+    launch(
+        device,
+        "sample_rows",
+        [rows.len() as u32, 1, 1],
+        256,
+        256,
+        &params,
+    )
+}
+
+/// The settings of rows as the kernel has them, and all forbidden tokens.
+fn specs(rows: &[SampleRow<'_>]) -> Result<(Vec<RowParams>, Vec<u32>), KernelError> {
+    let op = "sample";
     // An empty list still needs an address.
     let mut forbidden = vec![u32::MAX];
     let mut specs = Vec::with_capacity(rows.len());
@@ -108,20 +130,5 @@ pub fn sample(
         });
         forbidden.extend(row.forbidden);
     }
-    let params = SampleParams {
-        logits: logits.address(),
-        rows: device.input("rows", &specs)?.address(),
-        forbidden: device.input("forbidden", &forbidden)?.address(),
-        out: out.address(),
-        vocab: vocab as u32,
-        pad: 0,
-    };
-    launch(
-        device,
-        "sample_rows",
-        [rows.len() as u32, 1, 1],
-        256,
-        256,
-        &params,
-    )
+    Ok((specs, forbidden))
 }

@@ -23,9 +23,6 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
         |row: &&TransferRow| u128::from(row.bytes) == u128::from(row.tokens) * bytes_per_token;
     let ideal_ms = |row: &TransferRow| f::ideal_transfer_ms(row.bytes as f64, link);
     let total_ms = |row: &TransferRow| row.total_ns as f64 / 1e6;
-    let bytes: u128 = good.iter().map(|row| u128::from(row.bytes)).sum();
-    let time: u128 = good.iter().map(|row| u128::from(row.total_ns)).sum();
-    let rate = (time > 0).then(|| bytes as f64 / (time as f64 / 1e9));
     let mut lines: Vec<Line> = vec![
         ("measured_transfers", json!(all), "rows of transfers.csv"),
         (
@@ -74,7 +71,7 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
         ms(good.iter().filter_map(|row| row.exposed_ns)),
         ["ms from the end of the prefill to the end", "ms"],
     );
-    if let Some(rate) = rate {
+    if let Some(rate) = rate(&good) {
         lines.push((
             "measured_bytes_per_s",
             json!(rate),
@@ -82,6 +79,13 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
         ));
     }
     Ok(lines)
+}
+
+/// Bytes a second over all rows; none when they took no time.
+fn rate(rows: &[TransferRow]) -> Option<f64> {
+    let bytes: u128 = rows.iter().map(|row| u128::from(row.bytes)).sum();
+    let time: u128 = rows.iter().map(|row| u128::from(row.total_ns)).sum();
+    (time > 0).then(|| bytes as f64 / (time as f64 / 1e9))
 }
 
 fn read(dir: &Path) -> Result<Vec<TransferRow>> {

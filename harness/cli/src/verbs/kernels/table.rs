@@ -71,19 +71,23 @@ pub(super) fn text(f: &Findings) -> String {
     undecided
         .iter()
         .for_each(|why| line(format!("UNDECIDED  {why}")));
+    line(verdict(f, undecided.is_empty()));
+    out.truncate(out.trim_end().len());
+    out
+}
+
+fn verdict(f: &Findings, decided: bool) -> String {
     let wrong = f.judged.iter().filter(|j| !j.passes()).count();
     let failed = f.forward.iter().filter(|c| !c.passed).count();
-    line(match wrong + failed {
-        0 if undecided.is_empty() => "pass".to_owned(),
+    match wrong + failed {
+        0 if decided => "pass".to_owned(),
         0 => "inconclusive".to_owned(),
         _ => format!(
             "FAIL: {wrong} of {} shapes, {failed} of {} forward passes",
             f.judged.len(),
             f.forward.len()
         ),
-    });
-    out.truncate(out.trim_end().len());
-    out
+    }
 }
 
 /// Above this share of memory's rate the ceiling is wrong, not the kernel fast.

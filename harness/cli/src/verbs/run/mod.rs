@@ -5,6 +5,7 @@
 //! the suite's seed, each in a fresh server process. A cell is a run directory of `bench`; a run
 //! that was killed is gone on with, and a suite that was changed in between is refused.
 
+mod checks;
 mod document;
 mod order;
 mod plan;

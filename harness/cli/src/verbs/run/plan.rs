@@ -1,6 +1,6 @@
 //! What a run of a suite will do, all of it checked before anything is started.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Write;
 
 use anyhow::{Context, Result, bail};
@@ -8,6 +8,7 @@ use pb_contract::Nanos;
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
+use super::checks::{check, known_ids};
 use super::order::{Block, Blocks};
 use crate::args::{BenchOptions, Warmup};
 use crate::machine;
@@ -203,7 +204,7 @@ impl Plan {
 
     fn load(&self, cell: CellId) -> Result<Load> {
         let settings = Settings::new(self.options(cell, LATER), true)?;
-        known_ids(&self.suite.arms[cell.arm].way, &settings)?;
+        known_ids(&self.suite.arms[cell.arm], &settings)?;
         let tokenizer = settings.options.tokenizer.as_deref();
         let tokenizer = tokenizer.map(TargetTokenizer::read).transpose()?;
         let schedule = bench::schedule(&settings, tokenizer.as_ref(), Known::default())?;
@@ -423,70 +424,6 @@ impl Filter {
         self.block.is_none_or(|block| block == cell.block)
             && self.parts.matches(&all.cloned().collect())
     }
-}
-
-/// What the suite asks of its arms before any of them is started.
-fn check(suite: &Resolved) -> Result<()> {
-    let mut servers: BTreeMap<&str, &str> = BTreeMap::new();
-    for arm in &suite.arms {
-        for condition in &suite.conditions {
-            let options = suite.options(arm, condition);
-            let own = [
-                ("out", options.out.is_some()),
-                ("shard", options.shard.is_some()),
-                (
-                    "host or port",
-                    options.host.is_some() || options.port.is_some(),
-                ),
-                ("save_result", options.save_result == Some(true)),
-            ];
-            if let Some((key, _)) = own.iter().find(|(_, given)| *given) {
-                bail!("bench.{key}: a suite's cells have their own; take it out");
-            }
-            match &arm.way {
-                Way::Unknown => bail!(
-                    "arms.{}: how is its server reached? Give engine, start or base_url",
-                    arm.name
-                ),
-                // A server that several cells share keeps the prompts of the ones before.
-                Way::Running(url) if options.cache.is_none() => {
-                    let other = servers.insert(url, &arm.name);
-                    if let Some(other) = other.filter(|other| *other != arm.name) {
-                        bail!(
-                            "arms {other} and {} are one server, {url}: the second finds the first \
-                             one's prompts in its cache; say bench.cache = \"cold\" or \"warm\" \
-                             (or \"asis\", if that is meant)",
-                            arm.name
-                        );
-                    }
-                }
-                Way::Running(_) | Way::Engine(_) | Way::Command(..) => {}
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The generated models have few tokens, and would refuse every request with others.
-fn known_ids(way: &Way, settings: &Settings) -> Result<()> {
-    let Way::Engine(flags) = way else {
-        return Ok(());
-    };
-    let model = flags.iter().find_map(|flag| flag.strip_prefix("--model="));
-    let Some(model) = model.filter(|model| model.starts_with("synthetic")) else {
-        return Ok(());
-    };
-    let (lo, hi) = settings.id_range(None);
-    let own_ids = settings.form == pb_workloads::Form::Ids && settings.options.tokenizer.is_none();
-    if own_ids && hi as usize > pb_model::synth::VOCAB {
-        bail!(
-            "bench.random_range_ids: prompts would be of the token ids {lo} to {}, and the model \
-             {model} has ids 0 to {}: write random_range_ids = \"10..250\"",
-            hi - 1,
-            pb_model::synth::VOCAB - 1
-        );
-    }
-    Ok(())
 }
 
 /// The machine without what changes by itself.

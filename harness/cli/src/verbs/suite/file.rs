@@ -333,8 +333,8 @@ impl Suite {
         }
         if run.stop != StopRule::Fixed && run.blocks < 4 {
             bail!(
-                "run.blocks = {}: a rule that may stop early needs at least four blocks; allow more, \
-                 or use stop = \"fixed\"",
+                "run.blocks = {}: a rule that may stop early needs at least four blocks; allow \
+                 more, or use stop = \"fixed\"",
                 run.blocks
             );
         }
