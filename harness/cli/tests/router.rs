@@ -404,8 +404,8 @@ fn a_cell_behind_the_router_keeps_its_transfers_and_its_workers_logs() {
     let text = "schema = 2\nname = \"split\"\nquestion = \"q\"\nreading = \"r\"\n\
         [run]\nblocks = 1\n[engine]\nmodel = \"synthetic-tiny\"\nnumerics = \"exact\"\n\
         [bench]\nrequest_rate = 50\nnum_prompts = 4\nrandom_input_len = 40\n\
-        random_output_len = 3\nrandom_range_ids = \"10..250\"\nignore_eos = true\nno_calibration = true\nno_scrape = true\n\
-        seed = 3\n[arms.split]\ntopology = \"1P1D\"\n";
+        random_output_len = 3\nrandom_range_ids = \"10..250\"\nignore_eos = true\n\
+        no_calibration = true\nno_scrape = true\nseed = 3\n[arms.split]\ntopology = \"1P1D\"\n";
     std::fs::write(&suite, text).expect("written");
     let out = dir.path().join("out");
     let output = run(&[
