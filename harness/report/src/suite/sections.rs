@@ -133,7 +133,10 @@ pub(super) fn receipt(suite: &SuiteDir) -> String {
     let short = |text: &str| text.chars().take(12).collect::<String>();
     let machine = &file.machine;
     let cores = machine["cores"].as_u64();
-    let cores = cores.map_or_else(String::new, |n| format!("{n} cores"));
+    let cores = cores.map_or_else(String::new, |n| match n {
+        1 => "1 core".to_owned(),
+        n => format!("{n} cores"),
+    });
     let isa = text(&machine["isa"]);
     let dirty = if file.tool["git_dirty"] == true {
         " (changed)"
