@@ -108,12 +108,14 @@ impl Stages {
             .note(format!("schedule sha256 {}", schedule.sha256));
         let needed = connections_needed(&schedule.plan, schedule.cap);
         preflight::connections(&endpoint, needed)?;
-        let facts = &schedule.planned.facts;
-        self.progress.note(format!(
-            "{} requests, the last one due {:.1} s after the first",
-            facts.requests,
-            schedule.arrivals_ns.unwrap_or(facts.span_ns).as_secs_f64()
-        ));
+        // In a closed loop the server decides when requests leave.
+        if let Some(last) = schedule.arrivals_ns {
+            self.progress.note(format!(
+                "{} requests, the last one due {:.1} s after the start",
+                schedule.planned.facts.requests,
+                last.as_secs_f64()
+            ));
+        }
         let calibrated = self.calibrated(&schedule.plan, &endpoint)?;
         let receipts = Receipts {
             settings: &self.settings,
