@@ -237,3 +237,19 @@ fn a_broken_connection_is_made_anew_for_the_next_claim() {
     let stats = pair.decode.as_ref().unwrap().stats();
     assert_eq!((stats.received_transfers, stats.recomputed), (2, 0));
 }
+
+#[test]
+fn strangers_that_say_nothing_keep_nobody_waiting() {
+    let (out, into, remote) = crate::pair::ports(Rig::Shm);
+    let prefill = crate::pair::toy(config(B, 64), out, &recompute());
+    let decode = crate::pair::toy(config(B, 64), into, &recompute());
+    let mut pair = Pair::new(prefill, decode, remote.clone());
+    // The exporter would wait for each of them for as long as `STALL`, two minutes.
+    let strangers: Vec<_> = (0..3)
+        .map(|_| std::os::unix::net::UnixStream::connect(&remote.host).unwrap())
+        .collect();
+    pair.expect(&[greedy(1, &prompt("beside strangers", 10), 6)]);
+    let stats = pair.decode.as_ref().unwrap().stats();
+    assert_eq!((stats.received_transfers, stats.recomputed), (1, 0));
+    drop(strangers);
+}

@@ -9,7 +9,7 @@ use std::time::Duration;
 use pb_contract::Clock;
 
 use crate::transport::{
-    LocalTransport, MooncakeListener, MooncakeOptions, MooncakeTransport, NixlListener,
+    Arrival, LocalTransport, MooncakeListener, MooncakeOptions, MooncakeTransport, NixlListener,
     NixlOptions, NixlTransport, ShmListener, ShmOptions, ShmTransport, TcpOptions, TcpTransport,
     TcpTransportListener, Transport, TransportError,
 };
@@ -106,22 +106,19 @@ impl KvListener {
         Ok((KvListener::Shm(listener, at.to_owned()), remote))
     }
 
-    /// The next peer; none when there is none within `timeout`.
-    pub(super) fn accept(
-        &mut self,
-        timeout: Duration,
-    ) -> Result<Option<Box<dyn Transport>>, TransportError> {
-        Ok(match self {
-            KvListener::Tcp(listener) => boxed(listener.accept(timeout)?),
-            KvListener::Shm(listener, _) => boxed(listener.accept(timeout)?),
-            KvListener::Nixl(listener) => boxed(listener.accept(timeout)?),
-            KvListener::Mooncake(listener) => boxed(listener.accept(timeout)?),
+    /// Whoever connects next; none when there is nobody within `timeout`.
+    pub(super) fn accept(&mut self, timeout: Duration) -> Result<Option<Arrival>, TransportError> {
+        match self {
+            KvListener::Tcp(listener) => Ok(listener.accept(timeout)?.map(Arrival::of)),
+            KvListener::Shm(listener, _) => listener.arrival(timeout),
+            KvListener::Nixl(listener) => listener.arrival(timeout),
+            KvListener::Mooncake(listener) => listener.arrival(timeout),
             KvListener::Local(peers) => match peers.recv_timeout(timeout) {
-                Ok(peer) => boxed(Some(peer)),
-                Err(RecvTimeoutError::Timeout) => None,
-                Err(RecvTimeoutError::Disconnected) => return Err(TransportError::Closed),
+                Ok(peer) => Ok(Some(Arrival::of(peer))),
+                Err(RecvTimeoutError::Timeout) => Ok(None),
+                Err(RecvTimeoutError::Disconnected) => Err(TransportError::Closed),
             },
-        })
+        }
     }
 }
 
@@ -132,10 +129,6 @@ impl Drop for KvListener {
             let _ = std::fs::remove_file(path);
         }
     }
-}
-
-fn boxed<T: Transport + 'static>(transport: Option<T>) -> Option<Box<dyn Transport>> {
-    transport.map(|transport| Box::new(transport) as Box<dyn Transport>)
 }
 
 /// How an importer reaches an exporter.

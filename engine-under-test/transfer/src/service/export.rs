@@ -16,7 +16,7 @@ use crate::memory::{Memory, Region};
 use crate::message::{Cause, Granularity, Mode, TransferId};
 use crate::row::{self, Defect, Ended, TransferRow};
 use crate::source::Lend;
-use crate::transport::Transport;
+use crate::transport::Arrival;
 
 /// How long a thread sleeps at most before it looks whether it is to end.
 const NAP: Duration = Duration::from_millis(50);
@@ -268,10 +268,10 @@ fn accept(common: &Arc<Common>, mut listener: KvListener) {
             Ok(Some(_)) if threads.len() >= CONNECTIONS => {
                 common.refused.fetch_add(1, Ordering::Relaxed);
             }
-            Ok(Some(transport)) => {
+            Ok(Some(arrival)) => {
                 let shared = Arc::clone(common);
                 let thread = std::thread::Builder::new().name("kv-source".to_owned());
-                match thread.spawn(move || connection(&shared, transport)) {
+                match thread.spawn(move || connection(&shared, arrival)) {
                     Ok(thread) => threads.push(thread),
                     Err(_) => drop(common.refused.fetch_add(1, Ordering::Relaxed)),
                 }
@@ -311,7 +311,12 @@ fn unclaimed(common: &Common, held: &Held) {
 }
 
 /// One peer, from the handshake to the end.
-fn connection(common: &Common, transport: Box<dyn Transport>) {
+fn connection(common: &Common, arrival: Arrival) {
+    // A stranger that says nothing is waited for here, where it keeps nobody waiting.
+    let Ok(transport) = arrival.meet() else {
+        common.refused.fetch_add(1, Ordering::Relaxed);
+        return;
+    };
     let first_id = {
         let mut ids = common.ids.lock().unwrap_or_else(PoisonError::into_inner);
         ids.next_u64() >> 1

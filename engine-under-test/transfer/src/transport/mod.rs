@@ -257,3 +257,31 @@ impl Registered {
         Ok(())
     }
 }
+
+/// Somebody who has connected and may not have said yet what it is.
+pub struct Arrival(Box<dyn FnOnce() -> Result<Box<dyn Transport>, TransportError> + Send>);
+
+impl Arrival {
+    fn new<T, F>(meet: F) -> Arrival
+    where
+        T: Transport + 'static,
+        F: FnOnce() -> Result<T, TransportError> + Send + 'static,
+    {
+        Arrival(Box::new(move || {
+            meet().map(|transport| Box::new(transport) as Box<dyn Transport>)
+        }))
+    }
+
+    /// A peer that has said all it has to.
+    pub(crate) fn of<T: Transport + 'static>(transport: T) -> Arrival {
+        Arrival::new(move || Ok(transport))
+    }
+
+    /// Hears what it has to say first, and waits for that as long as the transport's options allow.
+    ///
+    /// # Errors
+    /// It is no peer, or says nothing in time.
+    pub fn meet(self) -> Result<Box<dyn Transport>, TransportError> {
+        (self.0)()
+    }
+}

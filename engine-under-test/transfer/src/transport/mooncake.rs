@@ -19,7 +19,7 @@ use super::mooncake_engine::{MooncakeEngine, Session};
 use super::shm::memory_file;
 use super::slots::{Shape, SlotStore, SlotTransport, Theirs};
 use super::wire::Socket;
-use super::{TransportError, TransportKind};
+use super::{Arrival, TransportError, TransportKind};
 
 const MAGIC: [u8; 4] = *b"PBMC";
 
@@ -151,5 +151,16 @@ impl MooncakeListener {
         let stream = self.door.accept(timeout)?;
         let on = |s| MooncakeTransport::on_stream(s, &self.options, Arc::clone(&self.clock));
         stream.map(on).transpose()
+    }
+
+    /// Whoever connects next; none when there is nobody within `timeout`.
+    ///
+    /// # Errors
+    /// The listener is of no use any more.
+    pub fn arrival(&mut self, timeout: Duration) -> Result<Option<Arrival>, TransportError> {
+        let (options, clock) = (self.options.clone(), Arc::clone(&self.clock));
+        let on =
+            |stream| Arrival::new(move || MooncakeTransport::on_stream(stream, &options, clock));
+        Ok(self.door.accept(timeout)?.map(on))
     }
 }

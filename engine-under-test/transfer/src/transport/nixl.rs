@@ -21,7 +21,7 @@ use super::meet::{Door, Place, connect, exchange};
 use super::nixl_ffi::{Agent, Arena};
 use super::slots::{Shape, SlotStore, SlotTransport, Theirs};
 use super::wire::Socket;
-use super::{TransportError, TransportKind};
+use super::{Arrival, TransportError, TransportKind};
 
 const MAGIC: [u8; 4] = *b"PBNX";
 
@@ -162,5 +162,15 @@ impl NixlListener {
         let stream = self.door.accept(timeout)?;
         let on = |s| NixlTransport::on_stream(s, &self.options, Arc::clone(&self.clock));
         stream.map(on).transpose()
+    }
+
+    /// Whoever connects next; none when there is nobody within `timeout`.
+    ///
+    /// # Errors
+    /// The listener is of no use any more.
+    pub fn arrival(&mut self, timeout: Duration) -> Result<Option<Arrival>, TransportError> {
+        let (options, clock) = (self.options.clone(), Arc::clone(&self.clock));
+        let on = |stream| Arrival::new(move || NixlTransport::on_stream(stream, &options, clock));
+        Ok(self.door.accept(timeout)?.map(on))
     }
 }

@@ -25,7 +25,7 @@ use rustix::net::{
 use super::listener::readable;
 use super::slots::{Shape, SlotStore, SlotTransport, Theirs};
 use super::wire::Socket;
-use super::{TransportError, TransportKind};
+use super::{Arrival, TransportError, TransportKind};
 
 /// How a connection is made.
 #[derive(Clone, Copy, Debug)]
@@ -176,6 +176,22 @@ impl ShmListener {
     /// # Errors
     /// Whoever connected is no peer, or the listener is of no use any more.
     pub fn accept(&mut self, timeout: Duration) -> Result<Option<ShmTransport>, TransportError> {
+        let stream = self.stream(timeout)?;
+        let on = |stream| ShmTransport::on_stream(stream, self.options, Arc::clone(&self.clock));
+        stream.map(on).transpose()
+    }
+
+    /// Whoever connects next; none when there is nobody within `timeout`.
+    ///
+    /// # Errors
+    /// The listener is of no use any more.
+    pub fn arrival(&mut self, timeout: Duration) -> Result<Option<Arrival>, TransportError> {
+        let (options, clock) = (self.options, Arc::clone(&self.clock));
+        let on = |stream| Arrival::new(move || ShmTransport::on_stream(stream, options, clock));
+        Ok(self.stream(timeout)?.map(on))
+    }
+
+    fn stream(&self, timeout: Duration) -> Result<Option<UnixStream>, TransportError> {
         let failed = |e| TransportError::io("accepting a connection", e);
         let limit = Nanos(timeout.as_nanos() as u64);
         if !readable(&self.listener, limit).map_err(failed)? {
@@ -183,6 +199,6 @@ impl ShmListener {
         }
         let (stream, _) = self.listener.accept().map_err(failed)?;
         stream.set_nonblocking(false).map_err(failed)?;
-        ShmTransport::on_stream(stream, self.options, Arc::clone(&self.clock)).map(Some)
+        Ok(Some(stream))
     }
 }
