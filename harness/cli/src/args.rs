@@ -22,6 +22,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::size::LinkRate;
+
 pub(crate) use bench::{
     Above0, Api, ArrivalArg, Backend, BenchArgs, BenchOptions, CacheArg, DatasetName, Format,
     HttpArg, InputUnit, RampStrategy, Secret, Text, Timeout, Warmup,
@@ -287,7 +289,8 @@ pub(crate) struct CalcArgs {
     pub(crate) what: CalcWhat,
 }
 
-/// Calculations.
+/// Calculations. None of them predicts a time to first token: each is a formula, printed beside its
+/// value.
 #[derive(Debug, Subcommand)]
 pub(crate) enum CalcWhat {
     /// Chunks of a prompt under a token budget.
@@ -348,18 +351,30 @@ pub(crate) enum CalcWhat {
         json: bool,
     },
     /// Size of the KV cache.
+    #[command(after_help = "Example:
+  prefillbench calc kv --layers 32 --kv-heads 8 --d-head 128 --tokens 8192")]
     Kv(KvShapeArgs),
     /// Ideal time to move the KV cache, in bulk and layer by layer.
+    #[command(after_help = "Examples:
+  prefillbench calc transfer --layers 32 --kv-heads 8 --d-head 128 --tokens 2048 --link 100Gb/s
+  prefillbench calc transfer --layers 32 --kv-heads 8 --d-head 128 --tokens 2048 --link 10Gb/s \\
+    --layer-ms 4.1 --post-us 8           can streaming hide it, and from which prompt on
+  prefillbench calc transfer --layers 30 --kv-heads 3 --d-head 64 --bytes 4 --tokens 1024 \\
+    --run results/disaggregation/cells/block-000/disaggregated     measured beside the ideal")]
     Transfer {
         /// Shape of the cache.
         #[command(flatten)]
         shape: KvShapeArgs,
-        /// Link speed in bytes per second, for example 12.5e9 for 100 Gb/s.
-        #[arg(long, default_value_t = 12.5e9)]
-        link: f64,
+        /// Link speed: bytes per second, or with a unit (`100Gb/s`, `12.5GB/s`).
+        #[arg(long, default_value = "100Gb/s")]
+        link: LinkRate,
         /// Prefill time of one layer in milliseconds, to judge layer-wise streaming.
         #[arg(long)]
         layer_ms: Option<f64>,
+        /// What sealing and posting one layer by itself keeps the prefill, in microseconds, to say
+        /// from which prompt on streaming pays; the reference engine takes about 8.
+        #[arg(long)]
+        post_us: Option<f64>,
         /// Run directory with transfers.csv: what transfers took, beside the ideal.
         #[arg(long, value_name = "DIR")]
         run: Option<PathBuf>,

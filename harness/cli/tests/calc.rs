@@ -182,6 +182,13 @@ fn streaming_layer_by_layer_and_what_it_leaves() {
     // A layer takes 13.42 ms: the last one waits for 79 lags of 12.42 ms.
     close(&exposed["exposed_ms"], 13.42 + 79.0 * 12.42);
     assert_eq!(exposed["hidden_by_compute"], "no");
+    // A layer is 4096 bytes a token; at 100 Gb/s 8 us are 100,000 bytes.
+    let pays = with(&["--link", "100Gb/s", "--post-us", "8"]);
+    close(&pays["streaming_pays_above"], 100_000.0 / 4096.0);
+    assert_eq!(pays["ideal_ms"], with(&["--link", "12.5GB/s"])["ideal_ms"]);
+    let wrong = run(&[&shape[..], &["--link", "100Gbps"]].concat());
+    assert_eq!(wrong.status.code(), Some(2));
+    assert!(stderr(&wrong).contains("100Gb/s"), "{}", stderr(&wrong));
 }
 
 #[test]

@@ -11,6 +11,10 @@
 //! assert_eq!(llama_8b.bytes_per_token(), 131_072);
 //! ```
 
+mod streaming;
+
+pub use streaming::streaming_pays_above_tokens;
+
 /// Floating-point operations per byte of one linear layer in the limit of a wide input:
 /// `I = 2 / (b * (1/d' + 1/M))`, with `M = batch * tokens` rows, output width `d'` and `b` bytes
 /// an element. Zero when a size is zero.

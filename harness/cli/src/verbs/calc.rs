@@ -39,12 +39,17 @@ pub(crate) fn run(args: &CalcArgs) -> Result<ExitCode> {
             shape,
             link,
             layer_ms,
+            post_us,
             run,
         } => {
-            let mut lines = transfer(shape, *link, *layer_ms)?;
+            let link = link.0;
+            let mut lines = transfer(shape, link, *layer_ms)?;
+            if let Some(post_us) = post_us {
+                lines.push(streaming(shape, link, *post_us)?);
+            }
             if let Some(dir) = run {
                 let per_token = shape_of(shape)?.bytes_per_token();
-                lines.extend(measured::lines(dir, per_token, *link)?);
+                lines.extend(measured::lines(dir, per_token, link)?);
             }
             (lines, shape.json)
         }
@@ -265,11 +270,22 @@ fn kv(args: &KvShapeArgs) -> Result<Vec<Line>> {
     ])
 }
 
-fn transfer(args: &KvShapeArgs, link: f64, layer_ms: Option<f64>) -> Result<Vec<Line>> {
+/// From which prompt on streaming pays.
+fn streaming(args: &KvShapeArgs, link: f64, post_us: f64) -> Result<Line> {
     ensure!(
-        link.is_finite() && link > 0.0,
-        "--link {link}: must be finite and above 0"
+        post_us.is_finite() && post_us > 0.0,
+        "--post-us {post_us}: must be finite and above 0"
     );
+    let above = f::streaming_pays_above_tokens(shape_of(args)?, link, post_us);
+    let above = above.context("--layers 1: one layer has nothing to overlap with")?;
+    Ok((
+        "streaming_pays_above",
+        json!(above),
+        "tokens: post * link / layer bytes per token",
+    ))
+}
+
+fn transfer(args: &KvShapeArgs, link: f64, layer_ms: Option<f64>) -> Result<Vec<Line>> {
     let shape = shape_of(args)?;
     let mut lines = kv(args)?;
     let payload = shape.payload_bytes(args.tokens) as f64;
