@@ -6,6 +6,7 @@ use super::glance::kinds;
 use super::grid::Attributes;
 use super::read::{Comparison, SuiteDir};
 use super::spoken::{Chosen, capital};
+use super::unfit;
 
 /// A sentence for each kind of contrast of which something is settled, in the order of the suite;
 /// one that says so where nothing is. Empty without comparisons.
@@ -14,7 +15,11 @@ pub(super) fn answers(suite: &SuiteDir) -> Vec<String> {
         return Vec::new();
     }
     let kinds = kinds(suite);
-    let found: Vec<String> = kinds.iter().filter_map(|(f, all)| answer(f, all)).collect();
+    let missed = |all: &[&Comparison]| unfit::missed(suite, all);
+    let found = kinds.iter();
+    let found: Vec<String> = found
+        .filter_map(|(factors, all)| answer(factors, all, &missed))
+        .collect();
     if !found.is_empty() {
         return found;
     }
@@ -26,8 +31,11 @@ pub(super) fn answers(suite: &SuiteDir) -> Vec<String> {
     }]
 }
 
+/// Arms whose stalls the figure of some comparisons does not have.
+type Missed<'a> = &'a dyn Fn(&[&Comparison]) -> Vec<String>;
+
 /// What the comparisons of one kind of contrast come to.
-fn answer(factors: &[String], all: &[&Comparison]) -> Option<String> {
+fn answer(factors: &[String], all: &[&Comparison], missed: Missed<'_>) -> Option<String> {
     let metrics = metrics(all);
     let claimed = |one: &&&Comparison| matches!(one.verdict.as_str(), "better" | "worse");
     let lead = metrics.iter().find(|metric| {
@@ -58,10 +66,12 @@ fn answer(factors: &[String], all: &[&Comparison]) -> Option<String> {
     };
     let measure = chosen[0].measure();
     let mut text = format!(
-        "{subject} {} {} by {} {}{}",
+        "{subject} {} {}{} by {}{} {}{}",
         if is_up(chosen[0]) { "raises" } else { "lowers" },
         measure.words(),
+        blind(&missed(&chosen)),
         range(&chosen, false),
+        ends(&chosen),
         described.against(),
         if verdict == "worse" {
             ", which is worse"
@@ -80,7 +90,7 @@ fn answer(factors: &[String], all: &[&Comparison]) -> Option<String> {
                 one.metric == **metric && chosen.iter().any(|own| place(own) == place(one))
             };
             let there: Vec<&Comparison> = all.iter().filter(there).copied().collect();
-            phrase(&there)
+            phrase(&there, &blind(&missed(&there)))
         })
         .collect();
     phrases.sort_by_key(|(order, _)| *order);
@@ -111,9 +121,9 @@ fn is_up(one: &Comparison) -> bool {
 }
 
 /// What becomes of another figure where the first one is settled, with its place in the sentence.
-fn phrase(there: &[&Comparison]) -> Option<(u8, String)> {
+fn phrase(there: &[&Comparison], blind: &str) -> Option<(u8, String)> {
     let n = there.len();
-    let words = there.first()?.measure().words();
+    let words = format!("{}{blind}", there.first()?.measure().words());
     let count = |verdict: &str| there.iter().filter(|one| one.verdict == verdict).count();
     let counts = [
         (count("better"), "better"),
@@ -140,6 +150,35 @@ fn phrase(there: &[&Comparison]) -> Option<(u8, String)> {
             (2, format!("{words} is {} of {n}{range}", each.join(", ")))
         }
     })
+}
+
+/// Behind a figure that does not have the stalls of some arms.
+fn blind(arms: &[String]) -> String {
+    match arms {
+        [] => String::new(),
+        [one] => format!(" (which misses the stalls of {one})"),
+        all => format!(" (which misses the stalls of {} arms)", all.len()),
+    }
+}
+
+/// From which medians to which: " (77–503 ms to 28 ms)". Percentages alone do not say
+/// whether a change matters.
+fn ends(all: &[&Comparison]) -> String {
+    let Some(measure) = all.first().map(|one| one.measure()) else {
+        return String::new();
+    };
+    let range = |of: &dyn Fn(&Comparison) -> Option<f64>| {
+        let mut values: Vec<f64> = all.iter().filter_map(|one| of(one)).collect();
+        values.sort_by(f64::total_cmp);
+        let (low, high) = (*values.first()?, *values.last()?);
+        let (plain, shown) = (measure.plain(low), measure.shown(high));
+        Some(match plain == measure.plain(high) {
+            true => shown,
+            false => format!("{plain}–{shown}"),
+        })
+    };
+    let ends = range(&|one| one.baseline_median).zip(range(&|one| one.candidate_median));
+    ends.map_or_else(String::new, |(from, to)| format!(" ({from} to {to})"))
 }
 
 /// Smallest and largest change, with their signs or without; empty where there is none.
@@ -212,11 +251,38 @@ mod tests {
             one(TTFT, wide, "inconclusive", 1.01),
         ];
         let all: Vec<&Comparison> = all.iter().collect();
-        let said = answer(&["chunk".to_owned()], &all).unwrap();
+        let said = answer(&["chunk".to_owned()], &all, &|_| Vec::new()).unwrap();
         assert_eq!(
             said.replace('\u{a0}', " "),
             "Chunk 64, 512, lowers longest event gap by 52 to 93 % against whole; TTFT p50 is not \
              settled (+1.0 to +20 %)."
+        );
+    }
+
+    #[test]
+    fn medians_stand_beside_the_change_and_rare_stalls_beside_a_percentile() {
+        let with = |metric: &str, from: f64, to: f64| Comparison {
+            baseline_median: Some(from),
+            candidate_median: Some(to),
+            ..one(metric, ["split", "one"], "better", to / from)
+        };
+        let all = [with(GAP, 500.0, 25.0), with("itl_ms.p99", 10.0, 5.0)];
+        let all: Vec<&Comparison> = all.iter().collect();
+        let missed = |of: &[&Comparison]| match of[0].metric.as_str() {
+            GAP => Vec::new(),
+            _ => vec!["one".to_owned()],
+        };
+        let said = answer(&["arm".to_owned()], &all, &missed).unwrap();
+        assert_eq!(
+            said.replace('\u{a0}', " "),
+            "Split lowers longest event gap by 95 % (500 ms to 25.0 ms) against one; ITL p99 \
+             (which misses the stalls of one) is better too (-50 %)."
+        );
+        let more = [with(GAP, 500.0, 25.0), with(GAP, 80.0, 25.0)];
+        let more: Vec<&Comparison> = more.iter().collect();
+        assert_eq!(
+            ends(&more).replace('\u{a0}', " "),
+            " (80.0–500 ms to 25.0 ms)"
         );
     }
 
@@ -229,7 +295,7 @@ mod tests {
             one("rates.output_tps", arms, "equivalent", 1.001),
         ];
         let all: Vec<&Comparison> = all.iter().collect();
-        let said = answer(&["arm".to_owned()], &all).unwrap();
+        let said = answer(&["arm".to_owned()], &all, &|_| Vec::new()).unwrap();
         assert_eq!(
             said.replace('\u{a0}', " "),
             "Split raises longest event gap by 200 % against one, which is worse; the price is a \
@@ -240,6 +306,6 @@ mod tests {
     #[test]
     fn nothing_is_said_where_nothing_is_claimed() {
         let open = one(GAP, ["a", "b"], "inconclusive", 0.5);
-        assert_eq!(answer(&["arm".to_owned()], &[&open]), None);
+        assert_eq!(answer(&["arm".to_owned()], &[&open], &|_| Vec::new()), None);
     }
 }

@@ -62,7 +62,8 @@ pub(super) fn bias(suite: &SuiteDir) -> Option<String> {
         "the numbers of these arms"
     };
     Some(format!(
-        "{}{others} were left out{why}: {whose} may look better than they are.",
+        "{}{others} were left out{why}: {whose} are of the other blocks, which may have been \
+         easier.",
         each.join(", ")
     ))
 }

@@ -1,6 +1,7 @@
 //! Which settings nothing beats: the Pareto front of two latencies.
 
 use super::settings::Over;
+use super::unfit::Unfit;
 
 /// A setting of one condition with its two latencies over blocks; less is better in both.
 #[derive(Clone, Debug)]
@@ -11,8 +12,8 @@ pub(super) struct Point {
     pub(super) x: Over,
     /// Latency of the vertical axis.
     pub(super) y: Over,
-    /// Whether one of both jumps from block to block, so that its median is no place.
-    pub(super) jumps: bool,
+    /// Why nothing may be chosen by one of both.
+    pub(super) unfit: Option<Unfit>,
 }
 
 /// How a point stands to the others.
@@ -25,14 +26,14 @@ pub(super) struct Standing {
     pub(super) in_blocks: (usize, usize),
     /// Blocks in which no other point is better, of the blocks that have this one.
     pub(super) on_front: (usize, usize),
-    /// It jumps, so it is neither on the front nor does it beat another.
-    pub(super) jumps: bool,
+    /// It is unfit, so it is neither on the front nor does it beat another.
+    pub(super) unfit: Option<Unfit>,
 }
 
 impl Standing {
     /// Whether no other point beats it.
     pub(super) fn is_on_front(&self) -> bool {
-        self.dominated_by.is_none() && !self.jumps
+        self.dominated_by.is_none() && self.unfit.is_none()
     }
 }
 
@@ -68,16 +69,16 @@ pub(super) fn standings(points: &[Point]) -> Vec<Option<Standing>> {
                 .collect();
             (both.iter().filter(|yes| **yes).count(), both.len())
         };
-        if point.jumps {
+        if point.unfit.is_some() {
             return Some(Standing {
                 dominated_by: None,
                 in_blocks: (0, 0),
                 on_front: (0, 0),
-                jumps: true,
+                unfit: point.unfit,
             });
         }
         let rivals = points.iter().enumerate();
-        let rivals = rivals.filter(|(i, other)| *i != number && !other.jumps);
+        let rivals = rivals.filter(|(i, other)| *i != number && other.unfit.is_none());
         let best = rivals
             .clone()
             .filter(|(_, other)| other.middle().is_some_and(|m| dominates(m, middle)))
@@ -94,7 +95,7 @@ pub(super) fn standings(points: &[Point]) -> Vec<Option<Standing>> {
             dominated_by: best.map(|(_, std::cmp::Reverse(i))| i),
             in_blocks: best.map_or((0, 0), |(blocks, _)| blocks),
             on_front: (free.count(), point.blocks().count()),
-            jumps: false,
+            unfit: None,
         })
     };
     let all = points.iter().enumerate();
@@ -117,7 +118,7 @@ mod tests {
             arm: String::new(),
             x: over(x),
             y: over(y),
-            jumps: false,
+            unfit: None,
         }
     }
 
@@ -144,10 +145,10 @@ mod tests {
     }
 
     #[test]
-    fn what_jumps_is_no_place_to_be() {
+    fn what_is_unfit_is_no_place_to_be() {
         // By its medians 0 beats 1; but it jumps.
         let jumping = Point {
-            jumps: true,
+            unfit: Some(Unfit::Jumps),
             ..point(&[1.0, 1.0, 90.0], &[1.0, 1.0, 1.0])
         };
         let points = [jumping, point(&[2.0; 3], &[2.0; 3])];

@@ -3,7 +3,8 @@
 use super::front::{Point, Standing, standings};
 use super::grid::{Attributes, Grid, parts};
 use super::measure::Measure;
-use super::settings::{Over, Setting, Shown, conditions, few, samples, warning};
+use super::settings::{Over, Setting, Shown, conditions, few, samples};
+use super::unfit::{unfit, warnings};
 use crate::format::ABSENT;
 use crate::plots::Figure;
 use crate::sections::Section;
@@ -26,6 +27,8 @@ pub(super) struct Front<'a> {
     pub(super) legend: Legend,
     /// What is to be known of the latencies' samples.
     few: String,
+    /// Why some of them are not judged.
+    warnings: Vec<String>,
 }
 
 impl Front<'_> {
@@ -36,17 +39,6 @@ impl Front<'_> {
             name => format!(" at {name}"),
         };
         format!("{} against {}{at}", self.y.words(), self.x.words())
-    }
-
-    /// That a latency jumps, where one does.
-    fn warnings(&self) -> impl Iterator<Item = String> + '_ {
-        let of = |measure: &Measure, over: &dyn Fn(&Point) -> Over| {
-            let overs: Vec<Over> = self.points.iter().map(over).collect();
-            warning(&overs, measure)
-        };
-        let x = of(&self.x, &|point| point.x.clone());
-        let y = of(&self.y, &|point| point.y.clone());
-        x.into_iter().chain(y)
     }
 }
 
@@ -127,7 +119,7 @@ pub(super) fn fronts<'a>(settings: &'a [Setting<'_>], shown: &Shown) -> Vec<Fron
                 let (over_x, over_y) = (s.over(&x), s.over(&y));
                 Point {
                     arm: s.arm.to_owned(),
-                    jumps: x.jumps(&over_x) || y.jumps(&over_y),
+                    unfit: unfit(s, &x).or_else(|| unfit(s, &y)),
                     x: over_x,
                     y: over_y,
                 }
@@ -140,6 +132,7 @@ pub(super) fn fronts<'a>(settings: &'a [Setting<'_>], shown: &Shown) -> Vec<Fron
                 legend: Legend::of(&arms),
                 points,
                 few: format!("{}{}", few(own(), &x), few(own(), &y)),
+                warnings: [&x, &y].iter().flat_map(|m| warnings(own(), m)).collect(),
                 x: x.clone(),
                 y: y.clone(),
             }
@@ -185,16 +178,20 @@ fn table(front: &Front<'_>) -> Table {
         let standing = front.standings[number].as_ref();
         let words = match standing {
             None => "no value".to_owned(),
-            Some(standing) if standing.jumps => "jumps: not judged".to_owned(),
-            Some(standing) => match standing.dominated_by {
-                None => "on the front".to_owned(),
-                Some(by) => {
+            Some(standing) => match (standing.unfit, standing.dominated_by) {
+                (Some(unfit), _) => unfit.words().to_owned(),
+                (None, None) => "on the front".to_owned(),
+                (None, Some(by)) => {
                     let (in_blocks, of) = standing.in_blocks;
-                    format!("beaten by\u{a0}#{} (in {in_blocks} of {of} blocks)", by + 1)
+                    let though = if in_blocks == 0 { "though " } else { "" };
+                    format!(
+                        "beaten by\u{a0}#{} ({though}in {in_blocks} of {of} blocks)",
+                        by + 1
+                    )
                 }
             },
         };
-        let judged = standing.filter(|standing| !standing.jumps);
+        let judged = standing.filter(|standing| standing.unfit.is_none());
         let unbeaten = judged.map_or_else(
             || ABSENT.to_owned(),
             |standing| format!("{} of {}", standing.on_front.0, standing.on_front.1),
@@ -208,8 +205,8 @@ fn table(front: &Front<'_>) -> Table {
             unbeaten,
         ]);
     }
-    for warning in front.warnings() {
-        table.note(&warning);
+    for warning in &front.warnings {
+        table.note(warning);
     }
     table
 }

@@ -2,7 +2,8 @@
 
 use super::grid::{Attributes, Grid};
 use super::measure::Measure;
-use super::settings::{Over, Setting, Shown, few, warning};
+use super::settings::{Over, Setting, Shown, few};
+use super::unfit::{Unfit, unfit, warnings};
 use crate::format::ABSENT;
 use crate::sections::Section;
 use crate::table::Table;
@@ -67,12 +68,12 @@ fn map(settings: &[Setting<'_>], grid: &Grid, measure: &Measure) -> Option<Table
         .map(|setting| setting.over(measure))
         .collect();
     overs.iter().find(|over| !over.values.is_empty())?;
-    let jumps: Vec<bool> = overs.iter().map(|over| measure.jumps(over)).collect();
-    // What jumps has no median that could be the best or be compared with it.
+    let unfit: Vec<Option<Unfit>> = settings.iter().map(|s| unfit(s, measure)).collect();
+    // What is unfit has no median that could be the best or be compared with it.
     let medians: Vec<Option<f64>> = overs
         .iter()
-        .zip(&jumps)
-        .map(|(over, jumps)| over.median().filter(|_| !jumps))
+        .zip(&unfit)
+        .map(|(over, unfit)| over.median().filter(|_| unfit.is_none()))
         .collect();
     let mut caption = format!("{}{}", measure.words(), measure.unit());
     caption.push_str(&few(settings.iter(), measure));
@@ -99,14 +100,14 @@ fn map(settings: &[Setting<'_>], grid: &Grid, measure: &Measure) -> Option<Table
             let rivals: Vec<f64> = rivals.iter().filter_map(|&j| medians[j]).collect();
             let class = match medians[i] {
                 Some(median) => shade(median, &rivals, measure.more_is_better()),
-                None if jumps[i] => "jumps",
+                None if unfit[i].is_some() => "jumps",
                 None => "void",
             };
             table.classes.insert((row, column), class);
         }
         table.push(cells);
     }
-    if let Some(warning) = warning(&overs, measure) {
+    for warning in warnings(settings.iter(), measure) {
         table.note(&warning);
     }
     Some(table)

@@ -106,6 +106,14 @@ impl Measure {
         self.is_latency() && over.jumps()
     }
 
+    /// The longest gap beside a tail percentile of gaps; absent for other figures.
+    pub(super) fn longest_gap(&self) -> Option<Measure> {
+        let gaps = ["itl_ms", "event_gap_ms"].contains(&self.head.as_str());
+        let tail = self.percentile().is_some_and(|p| p >= 0.95);
+        let figure = format!("{}.max", self.head);
+        (gaps && tail).then(|| Measure::of_class(&figure, self.class()))
+    }
+
     /// Whether more of it is better.
     pub(super) fn more_is_better(&self) -> bool {
         !self.is_of_good_ends()

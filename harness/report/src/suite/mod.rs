@@ -25,6 +25,7 @@ mod sections;
 mod settings;
 mod setup;
 mod spoken;
+mod unfit;
 mod validity;
 mod verdicts;
 mod words;

@@ -35,7 +35,7 @@ pub(super) fn section(suite: &SuiteDir, hypotheses: &[Hypothesis<'_>]) -> Option
             let ends = [found.ratio.point, found.ratio.low, found.ratio.high];
             let [point, low, high] = ends.map(percent_change);
             let label = match placed.whole_label().as_str() {
-                "" => "all".to_owned(),
+                "" => one.arms(),
                 label => label.to_owned(),
             };
             table.push(vec![

@@ -56,10 +56,14 @@ pub(super) fn front(id: &str, found: &Front<'_>, x: Scale, y: Scale) -> Figure {
                        smallest to the largest block; rings are beaten by another point. The \
                        pictures of one pair of latencies have the same axes."
         .to_owned();
-    if standings.iter().flatten().any(|standing| standing.jumps) {
+    if standings
+        .iter()
+        .flatten()
+        .any(|standing| standing.unfit.is_some())
+    {
         caption.push_str(
-            " Crosses jump from block to block: their median is no place, and they are neither \
-             on the front nor do they beat another.",
+            " Crosses jump from block to block or miss the stalls: they are neither on the front \
+             nor do they beat another.",
         );
     }
     if unnamed > 0 {
@@ -78,7 +82,7 @@ fn draw_point(svg: &mut Svg, frame: &Frame, found: &Front<'_>, i: usize, on_fron
     let Some((x, y)) = point.middle() else { return };
     let (x, y) = (frame.x.px(x), frame.y.px(y));
     let colour = format!("g{}", found.legend.groups[i] % COLOURS);
-    if point.jumps {
+    if point.unfit.is_some() {
         for (down, up) in [(-4.0, 4.0), (4.0, -4.0)] {
             svg.line(
                 &format!("ring {colour}"),
