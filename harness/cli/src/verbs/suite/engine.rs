@@ -12,11 +12,20 @@ use crate::args::Cli;
 /// Keys that the runner sets itself.
 const OWN: [&str; 3] = ["host", "port", "until_stdin_closes"];
 
+/// Who gives an engine its role, which settings of KV transfers need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RoleBy {
+    /// The table itself, or nobody.
+    Table,
+    /// The router that starts it.
+    Router,
+}
+
 /// The flags of `serve` for a table of its settings in snake_case.
 ///
 /// # Errors
 /// A key or a value that `serve` does not know.
-pub(crate) fn flags(key: &str, table: &Table, folder: &Path) -> Result<Vec<String>> {
+pub(crate) fn flags(key: &str, table: &Table, folder: &Path, role: RoleBy) -> Result<Vec<String>> {
     let cli = Cli::command();
     let serve = cli.find_subcommand("serve").context("no verb serve")?;
     let mut flags = Vec::new();
@@ -52,7 +61,11 @@ pub(crate) fn flags(key: &str, table: &Table, folder: &Path) -> Result<Vec<Strin
             }
         }
     }
-    check(key, &flags)?;
+    let by_router = match role {
+        RoleBy::Table => Vec::new(),
+        RoleBy::Router => vec!["--role=both".to_owned()],
+    };
+    check(key, flags.iter().chain(&by_router))?;
     Ok(flags)
 }
 
@@ -66,9 +79,9 @@ fn located(name: &str, text: String, folder: &Path) -> String {
 }
 
 /// Whether `serve` takes them.
-fn check(key: &str, flags: &[String]) -> Result<()> {
+fn check<'a>(key: &str, flags: impl Iterator<Item = &'a String>) -> Result<()> {
     let words = ["prefillbench", "serve"].into_iter().map(String::from);
-    if let Err(error) = Cli::try_parse_from(words.chain(flags.iter().cloned())) {
+    if let Err(error) = Cli::try_parse_from(words.chain(flags.cloned())) {
         let text = error.to_string();
         let said = text.lines().take_while(|line| !line.is_empty());
         let words: Vec<&str> = said.flat_map(str::split_whitespace).collect();
@@ -86,6 +99,7 @@ mod tests {
             "arms.x.engine",
             &toml::from_str(text).unwrap(),
             Path::new(""),
+            RoleBy::Table,
         )
     }
 

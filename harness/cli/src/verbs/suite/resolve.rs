@@ -9,7 +9,7 @@ use toml::{Table, Value};
 
 use super::beside;
 use super::design::{Combination, Levels, combinations, level_name};
-use super::engine::flags;
+use super::engine::{RoleBy, flags};
 use super::file::{ArmTable, Factor, Level, Ready, Run, Side, Stop, Suite, SuiteReceipt, name_of};
 use super::hypothesis::{Comparison, comparisons, only};
 use super::select::Parts;
@@ -370,7 +370,11 @@ impl Maker<'_> {
                 Some(_) => format!("arms.{name}.engine"),
                 None => "engine".to_owned(),
             };
-            let flags = flags(&key, &settings, self.folder)?;
+            let role = match table.topology {
+                Some(_) => RoleBy::Router,
+                None => RoleBy::Table,
+            };
+            let flags = flags(&key, &settings, self.folder, role)?;
             return Ok(match &table.topology {
                 Some(topology) => Way::Command(behind_router(name, topology, flags)?, None),
                 None => Way::Engine(flags),

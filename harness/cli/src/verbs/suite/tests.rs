@@ -268,6 +268,19 @@ fn a_topology_starts_engines_behind_the_router() {
                     --model=synthetic";
     assert_eq!(words.join(" "), expected);
     assert!(matches!(suite.arms[0].way, Way::Engine(_)));
+    // How KV moves needs a role, which an engine behind a router gets from there.
+    let layers = "engine = { kv_granularity = \"layer\" }";
+    let suite = resolved(&text("1P1D", layers)).unwrap();
+    let Way::Command(words, None) = &suite.arms[1].way else {
+        panic!("{:?}", suite.arms[1].way)
+    };
+    assert!(
+        words.contains(&"--kv-granularity=layer".to_owned()),
+        "{words:?}"
+    );
+    let alone = text("1P1D", layers).replace("topology = \"1P1D\"", "");
+    let error = format!("{:#}", resolved(&alone).unwrap_err());
+    assert!(error.contains("--role"), "{error}");
     for (text, part) in [
         (text("1P", ""), "topology = \"1P\""),
         (text("1P1D", "start = [\"x\", \"{port}\"]"), "leave one"),
