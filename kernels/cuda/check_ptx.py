@@ -5,8 +5,9 @@ usage: check_ptx.py --toolkit DIR [--bless]
 
 DIR is a virtual environment with the wheels nvidia-cuda-nvrtc and nvidia-cuda-nvcc, or a CUDA
 installation. The registers, shared memory, stack and spills that ptxas reports are compared
-with ptxas.csv beside this file; --bless writes that file instead. Exit codes: 0 as committed,
-1 a kernel fails to compile, spills, uses a stack or differs from the table, 2 no toolkit.
+with ptxas.csv beside this file; --bless writes that file instead. Files named *_sm90.cu are
+for sm_90a alone. Exit codes: 0 as committed, 1 a kernel fails to compile, spills, uses a stack,
+has products that ptxas puts one after the other, or differs from the table, 2 no toolkit.
 """
 
 import argparse
@@ -26,6 +27,8 @@ FLAGS = ["--std=c++17", "--fmad=false"]
 # No kernel may spill, and none has a reason to keep anything in local memory.
 STACK_BUDGET_BYTES = 0
 SPILL_BUDGET_BYTES = 0
+# What ptxas says where it waits for every wgmma at once.
+SERIALIZED = "wgmma.mma_async instructions are serialized"
 COLUMNS = ["kernel", "arch", "registers", "static_shared_bytes", "stack_bytes", "spill_bytes"]
 
 
@@ -93,11 +96,23 @@ def identity(row):
     return row["kernel"], row["arch"]
 
 
+def sources_of(arch):
+    """Kernels of an architecture: wgmma is of sm_90a alone."""
+    return [s for s in sorted((HERE / "cu").glob("*.cu"))
+            if arch == "90a" or not s.name.endswith("_sm90.cu")]
+
+
+def refuse_serialized(report, what):
+    for line in report.splitlines():
+        if SERIALIZED in line:
+            raise ValueError(f"{what}: {line}")
+
+
 def measure(nvrtc, ptxas):
     headers = sorted((HERE / "cu").glob("*.cuh"))
     rows = []
     for arch in ARCHITECTURES:
-        for source in sorted((HERE / "cu").glob("*.cu")):
+        for source in sources_of(arch):
             ptx = nvrtc.compile(source, headers, arch)
             with tempfile.TemporaryDirectory() as scratch:
                 path = pathlib.Path(scratch) / "kernel.ptx"
@@ -106,6 +121,7 @@ def measure(nvrtc, ptxas):
                 done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode != 0:
                 raise ValueError(f"{source.name}, sm_{arch}:\n{done.stderr}")
+            refuse_serialized(done.stderr, f"{source.name}, sm_{arch}")
             rows += resources(done.stderr, arch)
     return sorted(rows, key=identity)
 

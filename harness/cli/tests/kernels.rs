@@ -69,6 +69,7 @@ fn the_emulated_kernels_are_right_and_a_planted_fault_is_not() {
     let rows = std::fs::read_to_string(&csv).expect("the CSV file");
     for kernel in [
         "prefill",
+        "prefill_sm90",
         "decode",
         "gemm",
         "rope_kv",

@@ -17,7 +17,7 @@
 //
 // Version 1, the one here: FlashAttention-2 (Dao 2023) on mma.sync m16n8k16: a warp has 16 query
 // rows and all 64 keys of a tile, tiles are double buffered with cp.async, weights go from one
-// product to the next in registers. Not here: wgmma and TMA (sm_90).
+// product to the next in registers. On sm_90a prefill_sm90.cu takes its place for 16-bit stores.
 //
 // prefill_split is the same for a range of `split` keys of a tile, one block of threads each: a
 // few queries after a long prefix then fill a device. It leaves partial results of every token and
@@ -34,29 +34,13 @@
 //
 // Chunk invariant: key tiles start at multiples of 64 and a tile with nothing to see changes
 // nothing, so a row's bits do not depend on where its prompt was cut, nor on the batch.
-#include "paged.cuh"
-
-struct PrefillTile {
-    u32 seq;
-    u32 first_row; // of the q_len * group rows of the sequence
-};
+#include "prefill.cuh"
 
 struct PrefillRange {
     u32 seq;
     u32 first_row;
     u32 first_key;
     u32 first_token; // where the sequence's tokens start in `first_partial`
-};
-
-template <class T, class S> struct PrefillParams {
-    const T* q;
-    T* out;
-    const PbSeq* seqs;
-    const PrefillTile* tiles;
-    PagedKv<S> kv;
-    u32 q_stride, q_heads;
-    float scale_log2; // with log2 e and the scale of the keys
-    float v_scale;
 };
 
 template <class T, class S> struct PrefillSplitParams {

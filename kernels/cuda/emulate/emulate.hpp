@@ -91,6 +91,14 @@ pb_quad_u32 pb_ldmatrix(const void* row, u32 transposed);
 void pb_cp_async(void* to, const void* from, u32 valid);
 void pb_cp_commit();
 void pb_cp_wait(u32 pending);
+// By address, because the registers are not there yet when the call returns. `registers` is null
+// where the left operand lies in shared memory at `a`.
+void pb_wgmma(float* d, const u32* registers, u64 a, u64 b, u32 columns, u32 is_bf16, u32 add);
+void pb_wgmma_fence();
+void pb_wgmma_commit();
+void pb_wgmma_wait(u32 pending);
+void pb_proxy_fence();
+u32 pb_shared_address(const void* p);
 }
 
 #define threadIdx (pb_thread_index())
@@ -127,6 +135,7 @@ inline float __shfl_xor_sync(u32 mask, float x, int lanes) {
     return __uint_as_float(__shfl_xor_sync(mask, __float_as_uint(x), lanes));
 }
 inline u32 __ballot_sync(u32 mask, int predicate) { return pb_ballot(mask, predicate != 0); }
+inline int __any_sync(u32 mask, int predicate) { return pb_ballot(mask, predicate != 0) != 0; }
 inline int __popc(u32 x) { return __builtin_popcount(x); }
 
 // --- Conversions: round to nearest even; a NaN becomes the canonical one, as PTX cvt has it. ---
@@ -206,3 +215,30 @@ __forceinline__ void ldmatrix_x4_trans(u32 (&r)[4], const void* row) {
 inline void cp_async_16(void* to, const void* from, bool valid) { pb_cp_async(to, from, valid); }
 inline void cp_async_commit() { pb_cp_commit(); }
 template <int Pending> inline void cp_async_wait() { pb_cp_wait(Pending); }
+
+// --- What a warpgroup does, on sm_90a. ---
+
+inline u32 shared_address(const void* p) { return pb_shared_address(p); }
+
+inline float exp2_flushed(float x) {
+    float y = exp2f(x);
+    return y < 0x1p-126f ? 0.0f : y;
+}
+
+inline void fence_for_wgmma() { pb_proxy_fence(); }
+inline void wgmma_fence() { pb_wgmma_fence(); }
+inline void wgmma_commit() { pb_wgmma_commit(); }
+inline void compute_before(float) {}
+template <int N> __forceinline__ void hold(float (&)[N][4]) {}
+template <int Pending, int N> __forceinline__ void wgmma_wait(float (&)[N][4]) {
+    pb_wgmma_wait(Pending);
+}
+template <class T, int N>
+__forceinline__ void wgmma_shared(float (&d)[N / 8][4], u64 a, u64 b, bool add) {
+    pb_wgmma(&d[0][0], nullptr, a, b, N, pb_is_bf16<T>::value, add);
+}
+template <class T, int N>
+__forceinline__ void wgmma_registers(
+    float (&d)[N / 8][4], const u32 (&a)[4], u64 b, bool add) {
+    pb_wgmma(&d[0][0], &a[0], 0, b, N, pb_is_bf16<T>::value, add);
+}

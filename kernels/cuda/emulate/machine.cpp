@@ -155,6 +155,7 @@ static void fiber_main() {
             fail(kPendingCopy, "the thread ends with asynchronous copies not waited for");
         }
     }
+    end_of_thread_products();
     f.state = State::Done;
     m.live--;
     m.exited++;
@@ -190,6 +191,7 @@ static void run_block() {
         w.arrived = 0;
         w.sync = 0;
     }
+    clear_products(m);
     // What an earlier block left must not pass for data.
     memset(m.shared.base, 0xff, m.shared_bytes);
     for (u32 i = 0; i < m.threads; i++) {
@@ -201,6 +203,7 @@ static void run_block() {
         f.state = State::Ready;
         f.group = 0;
         f.copies.clear();
+        f.fences.clear();
         f.stack_pointer = new_stack(m.stacks + i * kStackBytes, i, fiber_main);
         m.ready.push_back(u16(i));
     }
@@ -248,6 +251,7 @@ static void prepare(const Index& grid, const Index& block, size_t shared_bytes, 
     m.last_hit = nullptr;
     m.fibers.resize(m.threads);
     m.warps.resize(m.threads / 32);
+    m.groups.resize((m.threads + kGroupThreads - 1) / kGroupThreads);
 }
 
 } // namespace pb
@@ -346,6 +350,7 @@ void pb_machine_free(Machine* m) {
     while (!m->regions.empty()) {
         pb_machine_release(m, m->regions.back()->base);
     }
+    clear_products(*m);
     free(m->stacks);
     free(m->shared.allocation);
     delete m;

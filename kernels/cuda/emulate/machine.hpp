@@ -29,6 +29,8 @@ enum FaultKind : u32 {
     kReadOnly = 6,
     kPendingCopy = 7,
     kBadLaunch = 8,
+    kMissingFence = 9,
+    kPendingProduct = 10,
 };
 
 // What is known of one granule of memory (1, 2 or 4 bytes).
@@ -40,6 +42,7 @@ struct Cell {
     u32 readers;     // 0 none, 1 one thread, 2 several of one warp, 3 of several warps
     u32 foreign;     // number of the launch in which another block read it
     u32 pending;     // an asynchronous copy into it has not been waited for
+    u32 fences;      // proxy fences of the writer before it wrote
 };
 
 // Memory that kernels may touch.
@@ -69,6 +72,7 @@ struct Fiber {
     u32 x, y, z;
     u32 group; // of the next asynchronous copy
     std::vector<Copy> copies;
+    std::vector<u32> fences; // epochs of its proxy fences in this block
 };
 
 enum class WarpOp : u32 { None, Sync, Shuffle, Ballot, Mma, Ldmatrix };
@@ -81,6 +85,39 @@ struct Warp {
     u16 sync;
     u32 in[32][12];
     u32 out[32][4];
+};
+
+const u32 kGroupThreads = 128;
+
+// Sums of products on their way: registers of all threads of a warpgroup, which hold poison until
+// the last of these products is waited for.
+struct Sums {
+    u32 columns;
+    u32 products;                // not waited for
+    float* where[kGroupThreads]; // on the stacks of the threads
+    float values[64][256];
+};
+
+// One wgmma that was started.
+struct Product {
+    Sums* sums;
+    u64 a, b; // descriptors
+    const u32* a_registers[kGroupThreads];
+    u32 group, epoch;
+    bool in_registers, is_bf16, add, done;
+};
+
+enum class GroupOp : u32 { None, Product, Fence, Commit, Wait };
+
+// What the four warps of a warpgroup do together.
+struct Warpgroup {
+    GroupOp op;
+    u32 arrived, group;
+    bool fenced; // since registers of the last products could be touched
+    Product next; // what the threads bring
+    float* where[kGroupThreads];
+    std::vector<Product> products;
+    std::vector<Sums*> sums;
 };
 
 struct Index {
@@ -102,6 +139,8 @@ struct Machine {
     size_t stacks_bytes = 0;
     std::vector<Fiber> fibers;
     std::vector<Warp> warps;
+    std::vector<Warpgroup> groups;
+    bool flying = false; // some product is on its way
     std::vector<u16> ready;
     size_t ready_head = 0;
     Fiber* current = nullptr;
@@ -128,6 +167,15 @@ void misaligned(const void* address, size_t bytes);
 // Marks 16 bytes of shared memory as the target of a copy on its way; and as arrived.
 void copy_issued(u8* to);
 void copy_arrived(u8* to);
+// Checks and stamps the read of 16 bytes of shared memory, by their offset, by a product: when it
+// is started, and when it is waited for.
+void product_starts_reading(size_t offset);
+void product_has_read(size_t offset, u32 started_at_epoch);
+// An access to a stack while products are on their way: it must not be to their registers.
+void check_registers(const u8* address, size_t bytes, Access access);
+// A thread ends: its products must be waited for. A block begins, or the machine ends.
+void end_of_thread_products();
+void clear_products(Machine& m);
 // Ends the launch with a fault; does not return.
 [[noreturn]] void fail(FaultKind kind, const char* format, ...)
     __attribute__((format(printf, 2, 3)));

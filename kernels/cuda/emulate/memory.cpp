@@ -161,6 +161,7 @@ void write_cell(const Region& r, Cell& cell, const void* address, u16 me, u16 sy
     cell.write_epoch = m.epoch;
     cell.writer = me;
     cell.write_sync = sync;
+    cell.fences = u32(m.fibers[me].fences.size());
 }
 
 bool on_a_stack(const u8* p) {
@@ -176,7 +177,13 @@ bool in_params(const u8* p) {
 void check(const void* address, size_t bytes, Access access, bool aligned) {
     const u8* p = static_cast<const u8*>(address);
     Machine* m = machine;
-    if (m == nullptr || m->current == nullptr || on_a_stack(p)) {
+    if (m == nullptr || m->current == nullptr) {
+        return;
+    }
+    if (on_a_stack(p)) {
+        if (m->flying) {
+            check_registers(p, bytes, access);
+        }
         return;
     }
     if (access == kRead && in_params(p)) {
@@ -238,6 +245,54 @@ void copy_issued(u8* to) {
 
 void copy_arrived(u8* to) {
     check(to, 16, kWrite, true);
+}
+
+// Whether the writer of a cell made it visible to the other proxy before the last barrier.
+static bool fenced(const Cell& cell) {
+    const std::vector<u32>& fences = machine->fibers[cell.writer].fences;
+    return cell.fences < fences.size() && fences[cell.fences] < machine->epoch;
+}
+
+void product_starts_reading(size_t offset) {
+    Machine& m = *machine;
+    Region& r = m.shared;
+    if (offset > m.shared_bytes || offset + 16 > m.shared_bytes) {
+        fail(kOutOfBounds, "wgmma reads shared memory at byte %zu of %zu", offset, m.shared_bytes);
+    }
+    u16 me = m.current->id, sync = m.warps[me / 32].sync;
+    for (size_t i = offset >> r.shift; i < (offset + 16) >> r.shift; i++) {
+        Cell& cell = r.cells[i];
+        const u8* at = r.base + (i << r.shift);
+        read_cell(r, cell, at, me, sync);
+        if (cell.write_epoch == m.epoch) {
+            race(at, "read by wgmma, written", cell.writer);
+        }
+        if (!fenced(cell)) {
+            fail(kMissingFence,
+                "wgmma reads shared memory at byte %zu, written by thread %u without "
+                "fence.proxy.async before the barrier",
+                offset, cell.writer);
+        }
+        cell.readers = 3; // threads of all four warps
+    }
+}
+
+void product_has_read(size_t offset, u32 started_at_epoch) {
+    Machine& m = *machine;
+    Region& r = m.shared;
+    for (size_t i = offset >> r.shift; i < (offset + 16) >> r.shift; i++) {
+        Cell& cell = r.cells[i];
+        if (cell.write_epoch >= started_at_epoch) {
+            fail(kRace,
+                "shared memory at byte %zu, written by thread %u while wgmma that reads it was "
+                "not waited for",
+                offset, cell.writer);
+        }
+        cell.read_epoch = m.epoch;
+        cell.reader = m.current->id;
+        cell.read_sync = m.warps[m.current->id / 32].sync;
+        cell.readers = 3;
+    }
 }
 
 } // namespace pb

@@ -7,6 +7,7 @@ use bytemuck::Pod;
 use crate::error::KernelError;
 use crate::graphs::Graphs;
 use crate::lanes::Lanes;
+use crate::ops::PrefillBy;
 use crate::profile::Profiler;
 
 /// A range of device memory that holds `len` values of type `T`. The device owns the memory.
@@ -188,6 +189,16 @@ pub trait Device: Lanes + Graphs + Profiler {
     /// # Errors
     /// [`KernelError`] when the library fails.
     fn vendor_gemm(&self, product: &Product) -> Result<bool, KernelError>;
+
+    /// Whether it has the kernels of sm_90a.
+    fn has_wgmma(&self) -> bool {
+        false
+    }
+
+    /// The kernel that computes prefill over a store of 16 bits where none is asked for.
+    fn prefill_by(&self) -> PrefillBy {
+        PrefillBy::Mma
+    }
 
     /// Bytes of `buffer` that nothing was written to yet, where the device knows; else 0.
     fn unwritten_bytes(&self, _buffer: Buffer<u8>) -> usize {

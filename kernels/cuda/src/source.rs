@@ -30,11 +30,16 @@ macro_rules! file {
 }
 
 /// Headers that the kernels include.
-pub const HEADERS: &[File] = &[file!("cu", "device.cuh"), file!("cu", "paged.cuh")];
+pub const HEADERS: &[File] = &[
+    file!("cu", "device.cuh"),
+    file!("cu", "paged.cuh"),
+    file!("cu", "prefill.cuh"),
+];
 
 /// The kernels, one operation a file.
 pub const FILES: &[File] = &[
     file!("cu", "prefill.cu"),
+    file!("cu", "prefill_sm90.cu"),
     file!("cu", "decode.cu"),
     file!("cu", "gemm.cu"),
     file!("cu", "lora.cu"),
@@ -49,7 +54,21 @@ pub const FILES: &[File] = &[
 ];
 
 /// Kernels that test the emulator itself; not for a device.
-pub(crate) const PROBES: &[File] = &[file!("emulate", "probe.cu")];
+pub(crate) const PROBES: &[File] = &[
+    file!("emulate", "probe.cu"),
+    file!("emulate", "probe_wgmma.cu"),
+];
+
+/// The architecture of devices of compute capability 9.0, with the instructions that no other has.
+pub const SM_90A: &str = "sm_90a";
+
+/// The kernels that an architecture has, as `sm_80`.
+pub fn files_of(architecture: &str) -> impl Iterator<Item = &'static File> {
+    let has_wgmma = architecture == SM_90A;
+    FILES
+        .iter()
+        .filter(move |f| has_wgmma || !f.name.ends_with("_sm90.cu"))
+}
 
 /// Options of the device build. Sums fuse only where the source says so: then the emulator
 /// computes what the device does.
@@ -62,6 +81,7 @@ pub(crate) const EMULATOR: &[File] = &[
     file!("emulate", "machine.cpp"),
     file!("emulate", "memory.cpp"),
     file!("emulate", "warp.cpp"),
+    file!("emulate", "wgmma.cpp"),
 ];
 
 /// Whether some kernel asks for the macro `name`: a planted fault that none knows plants nothing.

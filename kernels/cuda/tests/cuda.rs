@@ -61,6 +61,11 @@ fn kernels_are_compiled_once_and_kept_by_what_they_depend_on() {
         (12, 12),
         "another architecture"
     );
+    assert_eq!(
+        build("sm_90a", &[]).unwrap(),
+        (13, 13),
+        "wgmma has a file of its own"
+    );
     let refused = build("sm_1", &[]).unwrap_err().to_string();
     assert!(refused.contains("--gpu-architecture"), "{refused}");
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use pb_kernels_cuda::source::{DEVICE_FLAGS, FILES};
+use pb_kernels_cuda::source::{DEVICE_FLAGS, SM_90A, files_of};
 
 fn python(arguments: &[&str]) -> Option<Output> {
     let run = Command::new("python3")
@@ -64,6 +64,13 @@ assert c.problems([good], [as_text]) == []
 for change in [dict(stack_bytes=16), dict(spill_bytes=12), dict(registers=41)]:
     assert c.problems([dict(good, **change)], [as_text]), change
 assert c.problems([], [as_text]) and c.problems([good], [])
+c.refuse_serialized(report, "k")
+try:
+    c.refuse_serialized(report + "ptxas info : (C7514) Potential Performance Loss: "
+                        "wgmma.mma_async instructions are serialized due to ...", "k")
+    raise AssertionError("serialized products pass")
+except ValueError as refused:
+    assert "k: ptxas info : (C7514)" in str(refused), refused
 "#;
 
 #[test]
@@ -76,7 +83,7 @@ fn spills_stacks_and_changes_are_refused() {
 
 /// Names that `PB_KERNEL` and the macros over it define.
 fn kernels(source: &str) -> usize {
-    let starts = ["PB_KERNEL(", "PREFILL(", "DECODE("];
+    let starts = ["PB_KERNEL(", "PREFILL(", "PREFILL_SM90(", "DECODE("];
     let lines = source.lines().filter(|l| !l.contains("name"));
     lines
         .filter(|l| starts.iter().any(|s| l.starts_with(s)))
@@ -87,9 +94,22 @@ fn kernels(source: &str) -> usize {
 fn the_table_has_every_kernel_and_the_script_the_flags_of_the_engine() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR"));
     let table = std::fs::read_to_string(folder.join("ptxas.csv")).unwrap();
-    let defined: usize = FILES.iter().map(|f| kernels(f.text)).sum();
-    assert!(defined > 25);
-    assert_eq!(table.lines().count() - 1, 3 * defined, "rows of ptxas.csv");
+    let defined = |architecture| -> usize {
+        let files = files_of(architecture);
+        files.map(|f| kernels(f.text)).sum()
+    };
+    let rows_of = |architecture: &str| {
+        let column = format!(",{architecture},");
+        table.lines().filter(|l| l.contains(&column)).count()
+    };
+    assert!(defined("sm_80") > 25);
+    assert_eq!(defined(SM_90A), defined("sm_80") + 4, "those of wgmma");
+    for architecture in ["sm_80", SM_90A, "sm_100"] {
+        let (rows, kernels) = (rows_of(architecture), defined(architecture));
+        assert_eq!(rows, kernels, "rows of {architecture} in ptxas.csv");
+    }
+    let all: usize = ["sm_80", SM_90A, "sm_100"].map(rows_of).iter().sum();
+    assert_eq!(table.lines().count() - 1, all, "other rows in ptxas.csv");
     let script = std::fs::read_to_string(folder.join("check_ptx.py")).unwrap();
     for flag in DEVICE_FLAGS {
         assert!(script.contains(&format!("\"{flag}\"")), "{flag}");

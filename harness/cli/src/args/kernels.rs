@@ -29,9 +29,10 @@ pub(crate) struct KernelsArgs {
     /// Long prefixes and large products too: on `cuda` always; on `emulated` it takes minutes.
     #[arg(long)]
     pub(crate) full: bool,
-    /// Attention at all 1440 shapes of prefill, 288 with split keys and 270 of decode, and nothing
-    /// else: on `cuda`, and on `emulated`, where it takes minutes. Each in three orders of threads,
-    /// whose bits must agree (on `cuda`: three runs).
+    /// Attention at all 1440 shapes of prefill, 288 with split keys, 270 of decode and, where the
+    /// device has it, 960 of prefill by wgmma, and nothing else: on `cuda`, and on `emulated`,
+    /// where it takes minutes. Each in three orders of threads, whose bits must agree (on `cuda`:
+    /// three runs).
     #[arg(long, conflicts_with_all = ["full", "forward", "skip_timing"])]
     pub(crate) every_shape: bool,
     /// Leave out the times of the kernels.

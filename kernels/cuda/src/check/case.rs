@@ -6,9 +6,9 @@ use super::values::{Rng, Stored, Value, typed};
 use crate::device::{Device, DeviceExt};
 use crate::error::{KernelError, require};
 use crate::ops::{
-    BatchSeq, DecodePlan, KvPool, KvShape, Partials, PrefillArgs, PrefillPlan, PrefillSplitPlan,
-    decode, decode_placed, place_decode, place_prefill, place_prefill_split, prefill,
-    prefill_placed, prefill_split_placed,
+    BatchSeq, DecodePlan, KvPool, KvShape, Partials, PrefillArgs, PrefillBy, PrefillPlan,
+    PrefillSplitPlan, decode, decode_placed, place_decode, place_prefill, place_prefill_split,
+    prefill, prefill_placed, prefill_placed_by, prefill_split_placed,
 };
 
 /// A chunk of a sequence.
@@ -258,13 +258,28 @@ impl<T: Value, S: Stored<T>> Case<T, S> {
         device.download(&out)
     }
 
-    /// The output of prefill, all chunks in one launch.
+    /// The output of prefill, all chunks in one launch, by the kernel that the device takes.
     ///
     /// # Errors
     /// What the device says, and where part of the output was left out.
     pub fn prefill(&self, device: &(impl Device + ?Sized)) -> Result<Vec<T>, KernelError> {
         let plan = PrefillPlan::new(&self.seqs(), self.sizes.group)?;
         self.on_device(device, |args| prefill(device, &plan, args))
+    }
+
+    /// The same by a certain kernel.
+    ///
+    /// # Errors
+    /// As [`Case::prefill`]; and when the device has not the kernel.
+    pub fn prefill_by(
+        &self,
+        device: &(impl Device + ?Sized),
+        by: PrefillBy,
+    ) -> Result<Vec<T>, KernelError> {
+        let plan = PrefillPlan::new(&self.seqs(), self.sizes.group)?;
+        self.on_device(device, |args| {
+            prefill_placed_by(device, by, &place_prefill(device, &plan)?, args)
+        })
     }
 
     /// The output of prefill with the keys in ranges of `split`, all chunks in one launch.

@@ -10,6 +10,7 @@ use super::values::{Stored, Value, bits, f64s};
 use crate::device::Device;
 use crate::elem::E4m3;
 use crate::error::KernelError;
+use crate::ops::PrefillBy;
 
 /// Dimensions of a head.
 pub const HEAD_DIMS: [usize; 2] = [64, 128];
@@ -43,6 +44,8 @@ pub const TYPES: [Types; 3] = [Types::Bf16, Types::F16, Types::Bf16E4m3];
 pub enum Work {
     /// A chunk after a prefix.
     Prefill(Chunk),
+    /// The same by the kernel of sm_90a.
+    PrefillSm90(Chunk),
     /// A chunk after a prefix, in ranges of so many keys.
     Split {
         /// Chunk and prefix.
@@ -109,6 +112,20 @@ pub fn prefill_shapes() -> Vec<AttentionShape> {
         .collect()
 }
 
+/// The same of the kernel of sm_90a, which has stores of 16 bits only: 960.
+pub fn prefill_sm90_shapes() -> Vec<AttentionShape> {
+    let of_16_bits = prefill_shapes().into_iter().filter_map(|shape| {
+        let Work::Prefill(chunk) = shape.work else {
+            return None;
+        };
+        (shape.types != Types::Bf16E4m3).then_some(AttentionShape {
+            work: Work::PrefillSm90(chunk),
+            ..shape
+        })
+    });
+    of_16_bits.collect()
+}
+
 /// Chunks of few tokens after long prefixes at all 24 stores, keys split, in all types: 288.
 pub fn split_shapes() -> Vec<AttentionShape> {
     stores(&GROUPS)
@@ -163,9 +180,13 @@ impl AttentionShape {
     ) -> Result<Judged, KernelError> {
         let Sizes { d, group, .. } = self.sizes;
         let (kernel, chunks, words) = match self.work {
-            Work::Prefill(chunk) => {
+            Work::Prefill(chunk) | Work::PrefillSm90(chunk) => {
                 let Chunk { prefix, len } = chunk;
-                ("prefill", vec![chunk], format!("{len}@{prefix}"))
+                let kernel = match self.work {
+                    Work::PrefillSm90(_) => PrefillBy::Wgmma.name(),
+                    _ => PrefillBy::Mma.name(),
+                };
+                (kernel, vec![chunk], format!("{len}@{prefix}"))
             }
             Work::Split { chunk, split } => {
                 let Chunk { prefix, len } = chunk;
@@ -183,7 +204,8 @@ impl AttentionShape {
             .map(|device| {
                 let mark = device.mark();
                 let output = match self.work {
-                    Work::Prefill(_) => case.prefill(device),
+                    Work::Prefill(_) => case.prefill_by(device, PrefillBy::Mma),
+                    Work::PrefillSm90(_) => case.prefill_by(device, PrefillBy::Wgmma),
                     Work::Split { split, .. } => case.prefill_split(device, split),
                     Work::Decode { split } => case.decode(device, split),
                 };
@@ -235,7 +257,7 @@ mod tests {
 
     use half::bf16;
 
-    use super::{decode_shapes, differing, prefill_shapes, split_shapes};
+    use super::{decode_shapes, differing, prefill_shapes, prefill_sm90_shapes, split_shapes};
 
     #[test]
     fn no_shape_is_missing_or_twice() {
@@ -243,6 +265,7 @@ mod tests {
         // 5 groups and 3 splits of decode.
         for (shapes, count) in [
             (prefill_shapes(), 2 * 3 * 3 * 4 * 5 * 4),
+            (prefill_sm90_shapes(), 2 * 3 * 2 * 4 * 5 * 4),
             (split_shapes(), 2 * 3 * 3 * 4 * 4),
             (decode_shapes(), 2 * 3 * 3 * 5 * 3),
         ] {

@@ -9,7 +9,7 @@ use super::values::{Rng, Stored, Value, f64s, typed};
 use crate::device::{Device, DeviceExt, Product};
 use crate::elem::{E4m3, Elem, GemmOut};
 use crate::error::KernelError;
-use crate::ops::{self, GemmBy, KvPool, KvShape, RopeKv};
+use crate::ops::{self, GemmBy, KvPool, KvShape, PrefillBy, RopeKv};
 
 /// A kernel at one shape, judged.
 #[derive(Clone, Debug)]
@@ -332,9 +332,14 @@ impl<D: Device + ?Sized> Suite<'_, D> {
             S::SUFFIX,
             in_words(sizes)
         );
-        self.one("prefill", shape, |d| {
-            Ok((f64s(&case.prefill(d)?), case.expected()))
-        })
+        for by in [PrefillBy::Mma, PrefillBy::Wgmma] {
+            if by.takes::<T, S>() && (by == PrefillBy::Mma || self.device.has_wgmma()) {
+                self.one(by.name(), shape.clone(), |d| {
+                    Ok((f64s(&case.prefill_by(d, by)?), case.expected()))
+                })?;
+            }
+        }
+        Ok(())
     }
 
     fn split<T: Value, S: Stored<T>>(

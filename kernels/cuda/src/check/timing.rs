@@ -9,8 +9,8 @@ use super::values::{Rng, typed};
 use crate::device::{Buffer, Device, DeviceExt};
 use crate::error::KernelError;
 use crate::ops::{
-    self, BatchSeq, DecodePlan, GemmBy, KvPool, KvShape, Partials, PrefillArgs, PrefillPlan,
-    RopeKv, SampleRow, Stores,
+    self, BatchSeq, DecodePlan, GemmBy, KvPool, KvShape, Partials, PrefillArgs, PrefillBy,
+    PrefillPlan, RopeKv, SampleRow, Stores,
 };
 
 /// Written between launches, so that none finds its inputs in the second-level cache.
@@ -369,9 +369,13 @@ impl<D: Device + ?Sized> Timer<'_, D> {
         if len > 1 {
             let plan = PrefillPlan::new(&seqs, Q_HEADS / KV.kv_heads)?;
             let placed = ops::place_prefill(d, &plan)?;
-            self.report("prefill", shape.clone(), work, |_| {
-                ops::prefill_placed(d, &placed, &args)
-            })?;
+            for by in [PrefillBy::Mma, PrefillBy::Wgmma] {
+                if by == PrefillBy::Mma || d.has_wgmma() {
+                    self.report(by.name(), shape.clone(), work, |_| {
+                        ops::prefill_placed_by(d, by, &placed, &args)
+                    })?;
+                }
+            }
             self.rotation(&qkv, &pool, &tables, prefix, len)?;
         } else {
             let plan = DecodePlan::new(&seqs, DecodePlan::balanced_split(&seqs, 512))?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use cudarc::nvrtc::{result as nvrtc, sys};
 
 use crate::error::KernelError;
-use crate::source::{DEVICE_FLAGS, FILES, File, HEADERS};
+use crate::source::{DEVICE_FLAGS, File, HEADERS, files_of};
 
 /// Machine code of one file of kernels.
 pub(super) struct Code {
@@ -41,7 +41,7 @@ fn version() -> Result<(c_int, c_int), KernelError> {
     Ok((major, minor))
 }
 
-/// Compiles every file for `architecture` (as `sm_90`), or takes what `cache` has of the same
+/// Compiles every file of `architecture` (as `sm_90a`), or takes what `cache` has of the same
 /// sources, options, architecture and compiler. `defines` are macros: how faults are planted.
 /// Gives the number of files and how many of them had to be compiled. Needs no GPU.
 ///
@@ -72,7 +72,7 @@ pub(super) fn build(
     };
     std::fs::create_dir_all(cache).map_err(|e| file_error(cache, e))?;
     let (mut codes, mut compiled) = (Vec::new(), 0);
-    for file in FILES {
+    for file in files_of(architecture) {
         let known = defines.iter().filter(|d| file.mentions(d));
         let known = known.map(|d| format!("-D{d}"));
         let options: Vec<String> = options.iter().cloned().chain(known).collect();

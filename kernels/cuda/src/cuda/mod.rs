@@ -2,6 +2,7 @@
 //! program builds and runs without them, and says what is missing when asked for the device.
 
 mod blas;
+mod choice;
 mod compile;
 mod lanes;
 mod profile;
@@ -16,6 +17,8 @@ use cudarc::driver::{result as cu, sys};
 use crate::device::{Buffer, BufferState, Device, Launch, Mark, Product};
 use crate::error::{KernelError, require};
 use crate::lanes::Lane;
+use crate::ops::PrefillBy;
+use crate::source::SM_90A;
 use blas::{Blas, WORKSPACE_BYTES};
 pub use compile::compile_all;
 use lanes::{Locked, Ready};
@@ -41,6 +44,9 @@ pub struct CudaOptions {
 /// One GPU with all kernels loaded, and two streams of work on it.
 pub struct CudaDevice {
     name: String,
+    /// As compilers name it.
+    architecture: String,
+    prefill_by: PrefillBy,
     device: sys::CUdevice,
     context: sys::CUcontext,
     /// Of each lane.
@@ -113,17 +119,20 @@ fn architecture(device: sys::CUdevice) -> Result<String, KernelError> {
             "compute capability {major}.{minor}: the kernels need 8.0 or later"
         )));
     }
-    Ok(format!("sm_{major}{minor}"))
+    Ok(choice::architecture_of(major, minor))
 }
 
 impl CudaDevice {
-    /// Opens a GPU, building or loading its kernels.
+    /// Opens a GPU, building or loading its kernels. Prefill takes the kernel that the variable
+    /// `PREFILLBENCH_PREFILL` names, as tables do; without it the fastest that the device has.
     ///
     /// # Errors
     /// [`KernelError::NoDevice`] without driver, GPU or NVRTC; others when one of them fails.
     pub fn open(options: &CudaOptions) -> Result<Self, KernelError> {
         let device = find(options.ordinal)?;
         let architecture = architecture(device)?;
+        let wanted = std::env::var(choice::PREFILL_VARIABLE).ok();
+        let prefill_by = choice::prefill_by(&architecture, wanted.as_deref())?;
         let (codes, _) = compile::build(&architecture, &options.cache, &options.defines)?;
         let model = call("cuDeviceGetName", cu::device::get_name(device))?;
         // SAFETY: the device is one that the driver gave, and the context is made current before
@@ -143,6 +152,8 @@ impl CudaDevice {
         };
         let mut opened = CudaDevice {
             name: format!("{model} ({architecture})"),
+            architecture,
+            prefill_by,
             device,
             context,
             streams: [stream()?, stream()?],
@@ -351,6 +362,14 @@ impl Device for CudaDevice {
             Some(blas) => self.timed("vendor_gemm", || blas.run(product, self.stream().cast())),
             None => Ok(false),
         }
+    }
+
+    fn has_wgmma(&self) -> bool {
+        self.architecture == SM_90A
+    }
+
+    fn prefill_by(&self) -> PrefillBy {
+        self.prefill_by
     }
 
     fn launch(&self, launch: Launch<'_>, params: &[u8]) -> Result<(), KernelError> {

@@ -18,6 +18,7 @@ use profile::Timing;
 use crate::device::{Buffer, BufferState, Device, Launch, Mark, Product};
 use crate::error::KernelError;
 use crate::lanes::Lane;
+use crate::ops::PrefillBy;
 
 /// What the machine found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,6 +39,10 @@ pub enum FaultKind {
     PendingCopy,
     /// A grid, block or amount of shared memory that no device takes.
     BadLaunch,
+    /// Use by `wgmma` of memory or registers that no fence made visible to it.
+    MissingFence,
+    /// Use of the sums or an operand of `wgmma` before it was waited for.
+    PendingProduct,
 }
 
 impl FaultKind {
@@ -53,6 +58,8 @@ impl FaultKind {
             ReadOnly,
             PendingCopy,
             BadLaunch,
+            MissingFence,
+            PendingProduct,
         ];
         kinds.get((code as usize).wrapping_sub(1)).copied()
     }
@@ -76,6 +83,7 @@ pub struct Emulator<'a> {
     library: &'a Library,
     machine: *mut library::Machine,
     seed: Cell<u64>,
+    prefill_by: Cell<PrefillBy>,
     /// Addresses in the order of allocation.
     allocated: RefCell<Vec<u64>>,
     /// Buffers that are not given back yet: address and bytes.
@@ -97,6 +105,7 @@ impl<'a> Emulator<'a> {
             library,
             machine,
             seed: Cell::new(0),
+            prefill_by: Cell::default(),
             allocated: RefCell::default(),
             live: RefCell::default(),
             lanes: RefCell::default(),
@@ -107,6 +116,11 @@ impl<'a> Emulator<'a> {
     /// Runs threads in an order drawn from `seed` from now on; 0 is the plain order.
     pub fn permute(&self, seed: u64) {
         self.seed.set(seed);
+    }
+
+    /// Takes this kernel for prefill from now on, where none is asked for.
+    pub fn take_prefill(&self, by: PrefillBy) {
+        self.prefill_by.set(by);
     }
 
     /// Checks that `bytes` bytes from `address` on lie in one buffer that is still there.
@@ -251,6 +265,14 @@ impl Device for Emulator<'_> {
 
     fn vendor_gemm(&self, _product: &Product) -> Result<bool, KernelError> {
         Ok(false)
+    }
+
+    fn has_wgmma(&self) -> bool {
+        true
+    }
+
+    fn prefill_by(&self) -> PrefillBy {
+        self.prefill_by.get()
     }
 
     fn unwritten_bytes(&self, buffer: Buffer<u8>) -> usize {

@@ -4,7 +4,8 @@ use bytemuck::{Pod, Zeroable};
 
 use super::launch;
 use super::partials::Partials;
-use super::plan::{DecodePlan, PrefillPlan, PrefillSplitPlan, SeqWords};
+use super::plan::{DecodePlan, PrefillPlan, SeqWords};
+use super::prefill_by::PrefillBy;
 use super::rope::KvPool;
 use crate::device::{Buffer, Device, DeviceExt};
 use crate::elem::{Elem, StoreElem};
@@ -13,7 +14,7 @@ use crate::error::{KernelError, require};
 /// `PagedKv` of `paged.cuh`.
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct PagedKv {
+pub(super) struct PagedKv {
     k: u64,
     v: u64,
     tables: u64,
@@ -23,7 +24,7 @@ struct PagedKv {
 
 #[derive(Clone, Copy, Pod, Zeroable)]
 #[repr(C)]
-struct PrefillParams {
+pub(super) struct PrefillParams {
     q: u64,
     out: u64,
     seqs: u64,
@@ -33,18 +34,6 @@ struct PrefillParams {
     q_heads: u32,
     scale_log2: f32,
     v_scale: f32,
-}
-
-#[derive(Clone, Copy, Pod, Zeroable)]
-#[repr(C)]
-struct PrefillSplitParams {
-    whole: PrefillParams,
-    ranges: u64,
-    partial_o: u64,
-    partial_max_sum: u64,
-    first_partial: u64,
-    split: u32,
-    padding: u32,
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -92,16 +81,16 @@ pub struct PrefillArgs<'a, T, S> {
 }
 
 /// What all attention calls derive from their arguments.
-struct Checked {
+pub(super) struct Checked {
     kv: PagedKv,
-    blocks: usize,
-    rows: usize,
-    group: usize,
+    pub(super) blocks: usize,
+    pub(super) rows: usize,
+    pub(super) group: usize,
     scale_log2: f32,
 }
 
 impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
-    fn check(&self, op: &'static str) -> Result<Checked, KernelError> {
+    pub(super) fn check(&self, op: &'static str) -> Result<Checked, KernelError> {
         let (blocks, shape) = (self.pool.check::<T>(op)?, self.pool.shape);
         let (d, width) = (shape.d_head, self.q_heads * shape.d_head);
         require([64, 128].contains(&d), op, "d_head", d, "64 or 128")?;
@@ -158,7 +147,7 @@ impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
         })
     }
 
-    fn name(&self, op: &str) -> String {
+    pub(super) fn name(&self, op: &str) -> String {
         format!("{op}_{}{}_d{}", T::NAME, S::SUFFIX, self.pool.shape.d_head)
     }
 }
@@ -166,7 +155,7 @@ impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
 /// A prefill plan on a device, for as many layers as the batch goes through.
 #[derive(Debug)]
 pub struct PlacedPrefill<'a> {
-    plan: &'a PrefillPlan,
+    pub(super) plan: &'a PrefillPlan,
     seqs: u64,
     tiles: u64,
     tables: u64,
@@ -242,29 +231,36 @@ pub fn prefill_placed<T: Elem, S: StoreElem<T>>(
     placed: &PlacedPrefill<'_>,
     args: &PrefillArgs<'_, T, S>,
 ) -> Result<(), KernelError> {
-    let c = args.check("prefill")?;
-    let (plan, shape) = (placed.plan, args.pool.shape);
-    plan.check(shape.block_size, c.blocks, c.rows, c.group)?;
-    let params = args.prefill_params(&c, placed);
-    let grid = [plan.tiles.len() as u32, shape.kv_heads as u32, 1];
-    let kernel = args.name("prefill");
-    launch(
-        device,
-        &kernel,
-        grid,
-        128,
-        prefill_shared(shape.d_head),
-        &params,
-    )
+    let by = match PrefillBy::Wgmma.takes::<T, S>() {
+        true => device.prefill_by(),
+        false => PrefillBy::Mma,
+    };
+    prefill_placed_by(device, by, placed, args)
 }
 
-/// Bytes of shared memory of a block of prefill: queries, two tiles of keys and of values.
-fn prefill_shared(d_head: usize) -> u32 {
-    (64 + 4 * 64) * d_head as u32 * 2
+/// As [`prefill_placed`], by the kernel that is asked for.
+///
+/// # Errors
+/// As [`prefill`]; and when the kernel has not these types, or the device not the kernel.
+pub fn prefill_placed_by<T: Elem, S: StoreElem<T>>(
+    device: &(impl Device + ?Sized),
+    by: PrefillBy,
+    placed: &PlacedPrefill<'_>,
+    args: &PrefillArgs<'_, T, S>,
+) -> Result<(), KernelError> {
+    let c = args.check("prefill")?;
+    require(by.takes::<T, S>(), "prefill", "store", S::SUFFIX, "16 bits")?;
+    let (plan, d_head) = (placed.plan, args.pool.shape.d_head);
+    plan.check(args.pool.shape.block_size, c.blocks, c.rows, c.group)?;
+    let params = args.prefill_params(&c, placed);
+    let grid = [plan.tiles.len() as u32, args.pool.shape.kv_heads as u32, 1];
+    let kernel = args.name(by.name());
+    let (threads, shared) = (by.threads(), by.shared_bytes(d_head));
+    launch(device, &kernel, grid, threads, shared, &params)
 }
 
 impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
-    fn prefill_params(&self, c: &Checked, placed: &PlacedPrefill<'_>) -> PrefillParams {
+    pub(super) fn prefill_params(&self, c: &Checked, placed: &PlacedPrefill<'_>) -> PrefillParams {
         PrefillParams {
             q: self.q.address(),
             out: self.out.address(),
@@ -280,74 +276,6 @@ impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
             v_scale: self.pool.v_scale,
         }
     }
-}
-
-/// A plan of prefill with split keys on a device.
-#[derive(Debug)]
-pub struct PlacedPrefillSplit<'a> {
-    plan: &'a PrefillSplitPlan,
-    whole: PlacedPrefill<'a>,
-    ranges: u64,
-    first_partial: u64,
-    tokens: u64,
-}
-
-/// Copies a plan to the device.
-///
-/// # Errors
-/// When the device has no room.
-pub fn place_prefill_split<'a>(
-    device: &(impl Device + ?Sized),
-    plan: &'a PrefillSplitPlan,
-) -> Result<PlacedPrefillSplit<'a>, KernelError> {
-    Ok(PlacedPrefillSplit {
-        plan,
-        whole: place_prefill(device, plan.whole())?,
-        ranges: device.input("ranges", &plan.ranges)?.address(),
-        first_partial: device
-            .input("first partials", &plan.first_partial)?
-            .address(),
-        tokens: device.input("tokens", &plan.tokens)?.address(),
-    })
-}
-
-/// As [`prefill`], with the keys of every tile in ranges that are computed side by side and then
-/// merged. `partials` has room for [`PrefillSplitPlan::partials`] items.
-///
-/// # Errors
-/// As [`prefill`]; and when the room for partial results is too small.
-pub fn prefill_split_placed<T: Elem, S: StoreElem<T>>(
-    device: &(impl Device + ?Sized),
-    placed: &PlacedPrefillSplit<'_>,
-    args: &PrefillArgs<'_, T, S>,
-    partials: &Partials,
-) -> Result<(), KernelError> {
-    let (op, c) = ("prefill_split", args.check("prefill_split")?);
-    let (plan, shape) = (placed.plan, args.pool.shape);
-    plan.whole()
-        .check(shape.block_size, c.blocks, c.rows, c.group)?;
-    partials.check(op, plan.partials() * args.q_heads, shape.d_head)?;
-    let params = PrefillSplitParams {
-        whole: args.prefill_params(&c, &placed.whole),
-        ranges: placed.ranges,
-        partial_o: partials.o.address(),
-        partial_max_sum: partials.max_sum.address(),
-        first_partial: placed.first_partial,
-        split: plan.split as u32,
-        padding: 0,
-    };
-    let grid = [plan.ranges.len() as u32, shape.kv_heads as u32, 1];
-    let kernel = args.name("prefill_split");
-    launch(
-        device,
-        &kernel,
-        grid,
-        128,
-        prefill_shared(shape.d_head),
-        &params,
-    )?;
-    let each = [placed.tokens, placed.first_partial];
-    args.merge(device, &c, partials, each, plan.tokens.len())
 }
 
 /// A decode plan on a device.
@@ -461,7 +389,7 @@ pub fn decode_placed<T: Elem, S: StoreElem<T>>(
 impl<T: Elem, S: StoreElem<T>> PrefillArgs<'_, T, S> {
     /// Merges the partial results of `count` queries: addresses of their sequences and of the
     /// first partial result of each.
-    fn merge(
+    pub(super) fn merge(
         &self,
         device: &(impl Device + ?Sized),
         c: &Checked,

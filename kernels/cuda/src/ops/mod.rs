@@ -7,13 +7,14 @@ mod gemm;
 mod lora;
 mod partials;
 mod plan;
+mod prefill_by;
 mod rope;
 mod sample;
+mod split;
 
 pub use attention::{
-    PlacedDecode, PlacedPrefill, PlacedPrefillSplit, PrefillArgs, decode, decode_placed,
-    place_decode, place_prefill, place_prefill_split, prefill, prefill_placed,
-    prefill_split_placed,
+    PlacedDecode, PlacedPrefill, PrefillArgs, decode, decode_placed, place_decode, place_prefill,
+    prefill, prefill_placed, prefill_placed_by,
 };
 pub use blocks::{
     Stores, block_checksum, block_copy, block_gather, block_gather_placed, block_scatter,
@@ -27,8 +28,10 @@ pub use lora::{
 };
 pub use partials::Partials;
 pub use plan::{BatchSeq, DecodePlan, PrefillPlan, PrefillSplitPlan, SeqWords};
+pub use prefill_by::PrefillBy;
 pub use rope::{KvPool, KvShape, NO_SLOT, RopeKv, rope_kv};
 pub use sample::{SAMPLE_VOCAB_MAX, SampleRow, sample};
+pub use split::{PlacedPrefillSplit, place_prefill_split, prefill_split_placed};
 
 use bytemuck::Pod;
 

@@ -13,9 +13,9 @@ use crate::formulas::{Head, attention};
 
 /// One shape and element type.
 #[derive(Clone, Copy, Debug)]
-struct Shape {
-    sizes: Sizes,
-    chunk: Chunk,
+pub(crate) struct Shape {
+    pub(crate) sizes: Sizes,
+    pub(crate) chunk: Chunk,
     dtype: usize,
 }
 
@@ -37,7 +37,7 @@ fn check(shape: Shape, seed: u64) {
 
 /// Every chunk with every prefix; the other sizes go round, each at a pace of its own, so that
 /// every pair of (head dimension, group) and (block size, prefix) occurs too.
-fn covering() -> Vec<Shape> {
+pub(crate) fn covering() -> Vec<Shape> {
     let mut shapes = Vec::new();
     for (i, len) in CHUNKS.into_iter().enumerate() {
         for (j, prefix) in PREFIXES.into_iter().enumerate() {
@@ -95,7 +95,7 @@ fn prefill_of_long_prefixes_is_attention() {
 }
 
 /// Every one of `shapes`, each in the plain order of threads and in two drawn ones.
-fn all_are_attention(shapes: &[AttentionShape]) {
+pub(crate) fn all_are_attention(shapes: &[AttentionShape]) {
     let Some(library) = library() else { return };
     let devices = [0, 1, 2].map(|seed| {
         let device = Emulator::new(library);

@@ -15,6 +15,8 @@ mod machine;
 mod matrix;
 mod rope;
 mod sampling;
+mod sm90;
 mod split;
+mod wgmma;
 
 use pb_kernels_cuda::check::{case, formulas, lora as lora_case};

@@ -44,7 +44,10 @@ pub(super) fn beside_torch(
             v: &v,
             expected: &expected,
         };
-        let kernel = if len > 1 { "prefill" } else { "decode" };
+        let kernel = match len {
+            1 => "decode",
+            _ => device.prefill_by().name(),
+        };
         let named = (kernel, format!("bf16 {len}@{prefix}"));
         case.launches(device, |launch| {
             let mut ours = || {

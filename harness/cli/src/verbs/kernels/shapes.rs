@@ -5,7 +5,9 @@ use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, anyhow};
 use pb_kernels_cuda::check::Judged;
-use pb_kernels_cuda::check::shapes::{AttentionShape, decode_shapes, prefill_shapes, split_shapes};
+use pb_kernels_cuda::check::shapes::{
+    AttentionShape, decode_shapes, prefill_shapes, prefill_sm90_shapes, split_shapes,
+};
 use pb_kernels_cuda::{Device, KernelError};
 
 use super::Findings;
@@ -22,7 +24,10 @@ pub(super) fn run<D: Device>(
     findings: &mut Findings,
     progress: &Progress,
 ) -> Result<()> {
-    let shapes = [prefill_shapes(), split_shapes(), decode_shapes()].concat();
+    let mut shapes = [prefill_shapes(), split_shapes(), decode_shapes()].concat();
+    if open()?.iter().all(Device::has_wgmma) {
+        shapes.extend(prefill_sm90_shapes());
+    }
     let next = AtomicUsize::new(0);
     let done = Mutex::new(vec![None; shapes.len()]);
     let work = || -> Result<usize, KernelError> {
