@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{adapters, config, executor, options, prompt, weights};
+use common::{adapters, config, device, executor, options, prompt, weights};
 use pb_contract::{BlockId, Fault, KvDtype, Numerics};
 use pb_core::{DecoderExecutor, Executor};
 use pb_gpu::GpuOptions;
@@ -12,6 +12,7 @@ use pb_gpu::check::{
     Cache, Cut, Prompt, Rows, WHOLE, differing_values, judge, logits, naive_rows, reference,
     worst_log_ratio,
 };
+use pb_kernels_cuda::ops::PrefillBy;
 use pb_model::Weights;
 use pb_model::config::RopeScaling;
 use pb_model::forward::{ForwardOptions, KvScales, block_image_bytes};
@@ -115,6 +116,35 @@ fn exact_gives_the_same_bits_for_every_cut_and_company() {
         let same = |((_, p), row): (&(usize, usize), &Vec<f64>)| whole[&(seq, *p)] == *row;
         assert!(got.iter().all(same), "prompt {seq} alone");
     }
+}
+
+/// The same where prefill is by `wgmma`, as on compute capability 9.0: the promise holds, and the
+/// bits are those of another order of sums.
+#[test]
+fn exact_holds_by_the_kernel_of_sm_90a() {
+    let weights = weights();
+    let options = options(Numerics::Exact, KvDtype::Bf16);
+    let by_wgmma = |cut| {
+        let device = device()?;
+        device.take_prefill(PrefillBy::Wgmma);
+        let mut executor = pb_gpu::build(device, &weights, &options).unwrap();
+        Some(logits(executor.as_mut(), &options, &prompts(), cut).unwrap())
+    };
+    let Some(whole) = by_wgmma(WHOLE) else {
+        return;
+    };
+    for chunk in [1, 17, 50] {
+        let cut = Cut { chunk, singles: 2 };
+        let got = by_wgmma(cut).unwrap();
+        assert_eq!(differing_values(&got, &whole), 0, "{cut:?}");
+    }
+    let want = exact(&weights, &options);
+    let naive = naive_rows((&weights, &AdapterSet::default()), &prompts(), Cache::Bf16).unwrap();
+    let verdict = judge(&whole, &naive, &want);
+    println!("{verdict:?}");
+    assert!(verdict.passes() && verdict.decidable >= 50, "{verdict:?}");
+    let by_mma = on_device(&weights, &options, WHOLE).unwrap();
+    assert!(differing_values(&whole, &by_mma) > 0);
 }
 
 /// The statistical tier: single tokens by the kernel that splits keys. Its error is that of the
