@@ -49,7 +49,7 @@ mod tests {
 
     #[test]
     fn wgmma_is_for_9_0_alone_and_gives_way_when_asked_to() {
-        let of = |major, minor| architecture_of(major, minor);
+        let of = architecture_of;
         assert_eq!(
             [of(8, 0), of(9, 0), of(10, 0), of(12, 1)],
             ["sm_80", "sm_90a", "sm_100", "sm_121"]
