@@ -8,6 +8,8 @@ installation. The registers, shared memory, stack and spills that ptxas reports 
 with ptxas.csv beside this file; --bless writes that file instead. Files named *_sm90.cu are
 for sm_90a alone. Exit codes: 0 as committed, 1 a kernel fails to compile, spills, uses a stack,
 has products that ptxas puts one after the other, or differs from the table, 2 no toolkit.
+With nvdisasm in DIR (the wheel nvidia-cuda-nvdisasm) the machine code of sm_90a is looked at too:
+exponentials must lie before the wait for the products that they are to overlap.
 """
 
 import argparse
@@ -108,7 +110,31 @@ def refuse_serialized(report, what):
             raise ValueError(f"{what}: {line}")
 
 
-def measure(nvrtc, ptxas):
+def refuse_early_waits(sass, what):
+    """ptxas is free to wait for products before the arithmetic that stands before the wait.
+
+    A kernel that waits for all groups but one computes its exponentials, 2 rows of 32 columns a
+    thread, before it waits for the last one.
+    """
+    kernel, exponentials = None, None
+    for line in sass.splitlines():
+        if found := re.match(r"\.text\.(\w+):", line):
+            kernel, exponentials = found[1], None
+        elif found := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)", line):
+            if exponentials is not None and exponentials < 64:
+                raise ValueError(f"{what}: {kernel} waits for its products after {exponentials} of "
+                                 "64 exponentials")
+            exponentials = 0 if found[1] == "1" else None
+        elif "MUFU.EX2" in line and exponentials is not None:
+            exponentials += 1
+
+
+def disassembly(nvdisasm, code):
+    return subprocess.run([str(nvdisasm), str(code)], capture_output=True, text=True,
+                          check=True).stdout
+
+
+def measure(nvrtc, ptxas, nvdisasm):
     headers = sorted((HERE / "cu").glob("*.cuh"))
     rows = []
     for arch in ARCHITECTURES:
@@ -119,8 +145,10 @@ def measure(nvrtc, ptxas):
                 path.write_text(ptx)
                 command = [str(ptxas), "-v", f"-arch=sm_{arch}", "-o", f"{scratch}/o", str(path)]
                 done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode != 0:
-                raise ValueError(f"{source.name}, sm_{arch}:\n{done.stderr}")
+                if done.returncode != 0:
+                    raise ValueError(f"{source.name}, sm_{arch}:\n{done.stderr}")
+                if nvdisasm and source.name.endswith("_sm90.cu"):
+                    refuse_early_waits(disassembly(nvdisasm, f"{scratch}/o"), source.name)
             refuse_serialized(done.stderr, f"{source.name}, sm_{arch}")
             rows += resources(done.stderr, arch)
     return sorted(rows, key=identity)
@@ -159,8 +187,10 @@ def main():
         print(f"no libnvrtc and ptxas below {args.toolkit}", file=sys.stderr)
         return 2
     nvrtc = Nvrtc(toolkit[0])
+    nvdisasm = next((p for p in sorted(pathlib.Path(args.toolkit).rglob("nvdisasm"))
+                     if p.is_file()), None)
     try:
-        rows = measure(nvrtc, toolkit[1])
+        rows = measure(nvrtc, toolkit[1], nvdisasm)
     except ValueError as failure:
         print(failure, file=sys.stderr)
         return 1
@@ -175,7 +205,9 @@ def main():
         print(problem, file=sys.stderr)
     if found:
         return 1
-    print(f"{len(rows)} kernels compiled with NVRTC {nvrtc.version()}; resources as committed")
+    waits = "waits of sm_90a in place" if nvdisasm else "no nvdisasm: waits not looked at"
+    print(f"{len(rows)} kernels compiled with NVRTC {nvrtc.version()}; resources as committed; "
+          f"{waits}")
     return 0
 
 

@@ -71,10 +71,22 @@ try:
     raise AssertionError("serialized products pass")
 except ValueError as refused:
     assert "k: ptxas info : (C7514)" in str(refused), refused
+
+def sass(first, last):
+    wait = "WARPGROUP.DEPBAR.LE gsb0, 0x"
+    lines = [".text.k:", wait + "1 ;"] + ["MUFU.EX2 R1, R1 ;"] * first + [wait + "0 ;"]
+    return "\n".join(lines + ["MUFU.EX2 R1, R1 ;"] * last)
+
+c.refuse_early_waits(sass(66, 0), "f")
+try:
+    c.refuse_early_waits(sass(3, 63), "f")
+    raise AssertionError("an early wait passes")
+except ValueError as refused:
+    assert str(refused).startswith("f: k waits for its products after 3 of 64"), refused
 "#;
 
 #[test]
-fn spills_stacks_and_changes_are_refused() {
+fn spills_stacks_changes_and_early_waits_are_refused() {
     let Some(output) = python(&["-c", PLANTED]) else {
         return;
     };
