@@ -25,6 +25,7 @@ use pb_model::forward::LogitRow;
 use pb_sched::Policy;
 use pb_tiers::TierStack;
 
+use crate::device_memory::DeviceMemory;
 use crate::execute::{Executor, KernelTotal};
 use crate::request::Live;
 use crate::swap::SwapPool;
@@ -344,6 +345,11 @@ impl Engine {
     /// Times by kernel, where the backend measures them, see [`Executor::kernel_totals`].
     pub fn kernel_totals(&self) -> Vec<KernelTotal> {
         self.executor.kernel_totals()
+    }
+
+    /// Where the memory of a device stands, see [`Executor::device_memory`].
+    pub fn device_memory(&self) -> Option<DeviceMemory> {
+        self.executor.device_memory()
     }
 }
 

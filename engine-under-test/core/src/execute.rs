@@ -3,6 +3,8 @@
 use pb_contract::{BlockId, Clock, Fault, Nanos, RequestId, TokenId};
 use pb_model::forward::{Decoder, ForwardTiming, LogitRows, LogitSink, SeqInput};
 
+use crate::device_memory::DeviceMemory;
+
 /// One request's part of a step.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Chunk<'a> {
@@ -88,6 +90,12 @@ pub trait Executor: Send {
     /// Times by kernel, from a backend that measures them.
     fn kernel_totals(&self) -> Vec<KernelTotal> {
         Vec::new()
+    }
+
+    /// Where the memory of its device stands, from a backend that has one. Asks the driver, so not
+    /// for every step.
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        None
     }
 
     /// Copies the keys and values of block `from`, all layers, to block `to`.

@@ -10,6 +10,7 @@
 //! request's last token was computed, and advances, forks, finishes or preempts requests.
 
 pub mod build;
+mod device_memory;
 pub mod disagg;
 pub mod engine;
 pub mod error;
@@ -23,6 +24,7 @@ mod swap;
 pub mod toy;
 
 pub use build::{EngineParts, build_executor};
+pub use device_memory::{DeviceMemory, PoolMemory, PurposeMemory, WholeMemory};
 pub use engine::{
     AdapterInfo, Counters, Engine, EngineSpec, HandOff, Hold, HoldId, LogitTap, Progress,
     RequestState, Room, StepOutput,

@@ -4,8 +4,8 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use pb_contract::{BlockId, Clock, Fault, Numerics};
-use pb_core::{Chunk, Executor, KernelTotal};
-use pb_kernels_cuda::{Device, Elem, GemmOut, KernelError, Mark, StoreElem};
+use pb_core::{Chunk, DeviceMemory, Executor, KernelTotal};
+use pb_kernels_cuda::{Device, DeviceExt, Elem, GemmOut, KernelError, Mark, Purpose, StoreElem};
 use pb_model::Weights;
 use pb_model::config::LlamaConfig;
 use pb_model::forward::{ForwardTiming, ImageShape, KvScales, LogitSink, numeric_fault};
@@ -16,6 +16,7 @@ use crate::build::GpuOptions;
 use crate::error::GpuError;
 use crate::forward::Model;
 use crate::graphs::DecodeGraphs;
+use crate::memory;
 use crate::mover::Staging;
 use crate::pool::Pool;
 use crate::times::KernelTimes;
@@ -58,8 +59,11 @@ where
     /// [`GpuError::Device`] when the device fails or has no room.
     pub fn new(device: D, weights: &Weights, options: &GpuOptions) -> Result<Self, GpuError> {
         let config = weights.config.clone();
-        let placed = DeviceWeights::new(&device, weights)?;
-        let adapters = DeviceAdapters::new(&device, &config, &options.adapters)?;
+        let placed =
+            device.for_purpose(Purpose::Weights, || DeviceWeights::new(&device, weights))?;
+        let adapters = device.for_purpose(Purpose::Adapters, || {
+            DeviceAdapters::new(&device, &config, &options.adapters)
+        })?;
         let mut executor = GpuExecutor {
             after_weights: device.mark(),
             image: ImageShape::new(&config, options.kv_dtype, options.block_size),
@@ -94,7 +98,8 @@ where
         self.pool = Some(pool);
         let context = config.max_position.div_ceil(block_size).min(num_blocks);
         let rows = self.graph_rows;
-        self.graphs = DecodeGraphs::new(device, config, self.numerics, rows, context)?;
+        let of_graphs = || DecodeGraphs::new(device, config, self.numerics, rows, context);
+        self.graphs = device.for_purpose(Purpose::Activations, of_graphs)?;
         Ok(())
     }
 
@@ -104,10 +109,14 @@ where
         self.pool.as_ref().ok_or_else(lost)
     }
 
-    /// Runs `work` with memory of its own on the device.
-    fn scoped<R>(&self, work: impl FnOnce(&D) -> Result<R, String>) -> Result<R, String> {
+    /// Runs `work` with memory of its own on the device, for `purpose` where it says nothing else.
+    fn scoped<R>(
+        &self,
+        purpose: Purpose,
+        work: impl FnOnce(&D) -> Result<R, String>,
+    ) -> Result<R, String> {
         let mark = self.device.mark();
-        let done = work(&self.device);
+        let done = self.device.for_purpose(purpose, || work(&self.device));
         let released = self.device.release(mark).map_err(|e| e.to_string());
         let value = done?;
         released.map(|()| value)
@@ -141,7 +150,7 @@ where
         let settled = pool.settle(&self.device, blocks);
         settled.map_err(|e| e.to_string())?;
         let graphs = self.graphs.as_ref().filter(|_| !timed);
-        let (mut timing, profile) = self.scoped(|device| {
+        let (mut timing, profile) = self.scoped(Purpose::Activations, |device| {
             let model = Model {
                 device,
                 config: &self.config,
@@ -173,6 +182,10 @@ where
         self.times.totals()
     }
 
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        Some(memory::told(&self.device.memory()))
+    }
+
     fn resize_kv(&mut self, block_size: usize, num_blocks: usize) {
         let made = self.new_pool(block_size, num_blocks);
         self.note(made.map_err(|e| format!("num_blocks = {num_blocks}: {e}")));
@@ -194,7 +207,9 @@ where
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
         let copied = self.pool().and_then(|pool| {
-            self.scoped(|device| pool.copy(device, from.0, to.0).map_err(|e| e.to_string()))
+            self.scoped(Purpose::Plans, |device| {
+                pool.copy(device, from.0, to.0).map_err(|e| e.to_string())
+            })
         });
         self.note(copied);
     }
@@ -202,7 +217,7 @@ where
     fn read_block(&self, block: BlockId, out: &mut Vec<u8>) {
         let end = out.len() + self.image.bytes();
         let read = self.pool().and_then(|pool| {
-            self.scoped(|device| {
+            self.scoped(Purpose::Staging, |device| {
                 pool.read::<T>(device, block.0, out)
                     .map_err(|e| e.to_string())
             })
@@ -214,7 +229,7 @@ where
 
     fn write_block(&mut self, block: BlockId, image: &[u8]) -> Result<(), String> {
         let pool = self.pool()?;
-        self.scoped(|device| {
+        self.scoped(Purpose::Staging, |device| {
             pool.write::<T>(device, block.0, image)
                 .map_err(|e| e.to_string())
         })

@@ -6,7 +6,7 @@ use pb_kernels_cuda::ops::{
     self, DecodePlan, GemmBy, LoraPlan, Partials, PlacedDecode, PlacedLora, PlacedPrefill,
     PrefillArgs, PrefillPlan, RopeKv,
 };
-use pb_kernels_cuda::{Buffer, Device, DeviceExt, Elem, GemmOut, KernelError, StoreElem};
+use pb_kernels_cuda::{Buffer, Device, DeviceExt, Elem, GemmOut, KernelError, Purpose, StoreElem};
 use pb_model::config::LlamaConfig;
 use pb_model::forward::{ForwardTiming, LogitSink};
 
@@ -142,10 +142,15 @@ where
         let lora = LoraPlan::new(&batch.adapters);
         let work = self.place((&prefill, &decode, &lora))?;
 
-        let positions = self.device.input("positions", &batch.positions)?;
-        let slots = self.device.input("slots", &batch.slots)?;
-        let s = Scratch::new(self.device, self.config, (positions, slots))?;
-        let tokens = self.device.input("tokens", &batch.tokens)?;
+        let device = self.device;
+        let words = || -> Result<_, KernelError> {
+            let positions = device.input("positions", &batch.positions)?;
+            let slots = device.input("slots", &batch.slots)?;
+            let tokens = device.input("tokens", &batch.tokens)?;
+            Ok((positions, slots, tokens))
+        };
+        let (positions, slots, tokens) = device.for_purpose(Purpose::Plans, words)?;
+        let s = Scratch::new(device, self.config, (positions, slots))?;
         self.body((&tokens, batch.rows()), &work, &s)?;
         if !wanted.is_empty() {
             self.norm(&s, &self.weights.final_norm, true)?;
@@ -162,23 +167,26 @@ where
         (prefill, decode, lora): (&'p PrefillPlan, &'p DecodePlan, &'p LoraPlan),
     ) -> Result<Work<'p, T>, KernelError> {
         let (q_heads, d_head) = (self.config.q_heads, self.config.d_head);
+        let device = self.device;
         Ok(Work {
             prefill: match prefill.is_empty() {
-                false => Some(ops::place_prefill(self.device, prefill)?),
+                false => {
+                    let place = || ops::place_prefill(device, prefill);
+                    Some(device.for_purpose(Purpose::Plans, place)?)
+                }
                 true => None,
             },
             decode: match decode.items() {
                 0 => None,
                 items => Some((
-                    ops::place_decode(self.device, decode)?,
-                    Partials::new(self.device, items, q_heads, d_head)?,
+                    device.for_purpose(Purpose::Plans, || ops::place_decode(device, decode))?,
+                    Partials::new(device, items, q_heads, d_head)?,
                 )),
             },
             lora: match lora.is_empty() {
                 false => Some((
-                    ops::place_lora(self.device, lora)?,
-                    self.device
-                        .empty("lora inner", self.adapters.inner_len(lora.rows()))?,
+                    device.for_purpose(Purpose::Plans, || ops::place_lora(device, lora))?,
+                    device.empty("lora inner", self.adapters.inner_len(lora.rows()))?,
                 )),
                 true => None,
             },

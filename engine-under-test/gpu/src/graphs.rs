@@ -14,7 +14,9 @@ use pb_contract::Numerics;
 use pb_kernels_cuda::ops::{
     self, BatchSeq, DecodePlan, GemmBy, NO_SLOT, Partials, PlacedDecode, PlacedPrefill, PrefillPlan,
 };
-use pb_kernels_cuda::{Buffer, Device, DeviceExt, Elem, GemmOut, Graph, KernelError, StoreElem};
+use pb_kernels_cuda::{
+    Buffer, Device, DeviceExt, Elem, GemmOut, Graph, KernelError, Purpose, StoreElem,
+};
 use pb_model::config::LlamaConfig;
 
 use crate::batch::{Batch, Rows};
@@ -97,7 +99,7 @@ impl<T: Elem> DecodeGraphs<T> {
         let table_entries = rows_max * blocks;
         // Written by the host; kernels only read it.
         let words = vec![0u32; sections.tables + table_entries];
-        let words = device.input("step", &words)?;
+        let words = device.for_purpose(Purpose::Plans, || device.input("step", &words))?;
         let part = |first, len| words.slice(first, len);
         let positions = part(sections.positions, rows_max);
         let slots = part(sections.slots, 2 * rows_max).of();

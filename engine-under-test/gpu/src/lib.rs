@@ -23,6 +23,7 @@ mod executor;
 mod forward;
 mod graphs;
 mod head;
+mod memory;
 mod mover;
 mod pool;
 mod times;

@@ -1,7 +1,7 @@
 //! The KV pool in device memory, and block images.
 
 use pb_kernels_cuda::ops::{self, KvPool, KvShape, Stores};
-use pb_kernels_cuda::{Device, DeviceExt, Elem, KernelError, StoreElem};
+use pb_kernels_cuda::{Device, DeviceExt, Elem, KernelError, Purpose, StoreElem};
 use pb_model::config::LlamaConfig;
 use pb_model::forward::{ImageError, ImageShape, KvScales, layer_scales};
 
@@ -52,14 +52,20 @@ impl<S: bytemuck::Pod> Pool<S> {
                 v_scale,
             })
         };
-        let layers: Vec<KvPool<S>> = (0..config.layers)
-            .map(layer)
-            .collect::<Result<_, KernelError>>()?;
+        let layers: Vec<KvPool<S>> = device.for_purpose(Purpose::KvPool, || {
+            let layers = (0..config.layers).map(layer);
+            layers.collect::<Result<_, KernelError>>()
+        })?;
         let sides: Vec<_> = layers.iter().flat_map(|l| [l.k, l.v]).collect();
-        let stores = Stores::new(device, &sides, shape.block_elems() * size_of::<S>())?;
+        let block_bytes = shape.block_elems() * size_of::<S>();
+        let stores =
+            device.for_purpose(Purpose::Plans, || Stores::new(device, &sides, block_bytes))?;
+        let mover = device.for_purpose(Purpose::Staging, || {
+            Mover::new(device, staging, stores.staged_bytes())
+        })?;
         Ok(Pool {
             layers,
-            mover: Mover::new(device, staging, stores.staged_bytes())?,
+            mover,
             stores,
             image,
             num_blocks,

@@ -6,6 +6,8 @@ mod common;
 mod graphs;
 #[path = "engine/lanes.rs"]
 mod lanes;
+#[path = "engine/memory.rs"]
+mod memory;
 #[path = "engine/sampling.rs"]
 mod sampling;
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pb_contract::{Clock, EngineConfig, EngineRequest, Nanos, RequestId, TokenId};
 use pb_core::disagg::{HandedOff, KvEngine, KvTask};
-use pb_core::{Engine, ExecError, StepOutput};
+use pb_core::{DeviceMemory, Engine, ExecError, StepOutput};
 use pb_kv::CacheEvent;
 use pb_model::{ChatMessage, DetokenizeStream, Tokenizer};
 use pb_transfer::TransferRow;
@@ -49,6 +49,10 @@ impl Core for Engine {
 
     fn kv_pool_bytes(&self) -> usize {
         self.kv_bytes()
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        Engine::device_memory(self)
     }
 
     fn config(&self) -> &EngineConfig {
@@ -160,6 +164,10 @@ impl Core for KvEngine {
 
     fn kv_pool_bytes(&self) -> usize {
         self.engine().kv_bytes()
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        self.engine().device_memory()
     }
 
     fn config(&self) -> &EngineConfig {

@@ -6,8 +6,8 @@
 use pb_contract::{
     Buckets, Clock, EngineConfig, EngineEvent, EngineRequest, Nanos, RequestId, StepRow,
 };
-use pb_core::Counters;
 use pb_core::disagg::{HandedOff, KvStats, KvTask};
+use pb_core::{Counters, DeviceMemory};
 use pb_kv::{CacheEvent, CacheStats};
 use pb_tiers::{TierKind, TierStats};
 use pb_transfer::TransferRow;
@@ -107,6 +107,12 @@ pub trait Core: Send {
 
     /// Bytes reserved for the KV pool, whatever is in it.
     fn kv_pool_bytes(&self) -> usize;
+
+    /// Where the memory of its device stands, from a core that computes on one. Asked for a page of
+    /// metrics, not for every step.
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        None
+    }
 
     /// What the engine was asked to be.
     fn config(&self) -> &EngineConfig;

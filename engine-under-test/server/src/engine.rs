@@ -13,8 +13,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pb_contract::{Clock, EngineConfig, EngineRequest, RequestId, StepRow, TransferLine};
+use pb_core::DeviceMemory;
 use pb_core::disagg::KvTask;
 use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 use crate::collector::{Collector, Failure, Reader};
 use crate::core_api::{Core, CoreStatus};
@@ -29,6 +31,10 @@ use crate::waits::LockWaits;
 
 /// How long the engine thread sleeps when all that it could do waits for blocks.
 const BLOCKED: Duration = Duration::from_millis(20);
+
+/// How long a page of metrics waits for the engine thread to look at its device. A step may take
+/// longer: then the page has what was seen before.
+const DEVICE_PATIENCE: Duration = Duration::from_millis(50);
 
 /// One choice of a request on its way to the engine.
 pub(crate) struct Member {
@@ -50,6 +56,8 @@ enum Command {
     Reset(oneshot::Sender<bool>),
     /// Takes back what is held under a ticket.
     Release(u64, oneshot::Sender<bool>),
+    /// Looks where the device's memory stands.
+    Look(oneshot::Sender<bool>),
     /// The core has been told something by another thread.
     Hear,
     AbortAll,
@@ -60,6 +68,8 @@ enum Command {
 pub(crate) struct Shared {
     status: Mutex<CoreStatus>,
     metrics: Mutex<Metrics>,
+    /// Of the device, when it was looked at last.
+    memory: Mutex<Option<DeviceMemory>>,
     live_choices: AtomicUsize,
     dead: OnceLock<String>,
     pub(crate) ring: Ring<StepRow>,
@@ -86,6 +96,12 @@ impl Shared {
     pub(crate) fn status(&self) -> CoreStatus {
         let status = self.status.lock();
         status.unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Where the memory of the device stood when it was looked at last.
+    pub(crate) fn memory(&self) -> Option<DeviceMemory> {
+        let memory = self.memory.lock();
+        memory.unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Shows the state of the core from now on. For the engine thread.
@@ -131,6 +147,7 @@ impl EngineHandle {
         let shared = Arc::new(Shared {
             status: Mutex::new(core.status()),
             metrics: Mutex::new(Metrics::new()),
+            memory: Mutex::new(core.device_memory()),
             live_choices: AtomicUsize::new(0),
             dead: OnceLock::new(),
             ring: Ring::new(options.step_rows),
@@ -226,6 +243,17 @@ impl EngineHandle {
     /// or somebody has claimed it.
     pub(crate) async fn release(&self, ticket: u64) -> Result<bool, Failure> {
         self.ask(|answer| Command::Release(ticket, answer)).await
+    }
+
+    /// Where the memory of the device stands, between two steps; where it stood before while a
+    /// step is long or the engine is dead. `None` without a device.
+    pub(crate) async fn device_memory(&self) -> Option<DeviceMemory> {
+        if self.shared.memory().is_some() {
+            let looked = timeout(DEVICE_PATIENCE, self.ask(Command::Look)).await;
+            // An engine that does not answer has told before what it can.
+            drop(looked);
+        }
+        self.shared.memory()
     }
 
     /// Sends a command that is answered.
@@ -404,6 +432,12 @@ impl EngineLoop {
                 // Whoever asked may have gone; what was held is free all the same.
                 let _ = answer.send(released);
             }
+            Command::Look(answer) => {
+                let memory = self.core.device_memory();
+                *self.shared.waits.lock(&self.shared.memory) = memory;
+                // The page may have gone on without it.
+                let _ = answer.send(true);
+            }
             Command::Hear => self.hear(),
             Command::AbortAll => {
                 let now = self.clock.now();
@@ -424,6 +458,7 @@ impl EngineLoop {
             | Command::AbortAll
             | Command::Reset(_)
             | Command::Release(..)
+            | Command::Look(_)
             | Command::Hear => {}
             Command::Stop => return false,
         }

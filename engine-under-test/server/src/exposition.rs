@@ -4,9 +4,11 @@
 //! dashboard and one scraper serve both. What vLLM has no name for is prefixed `prefillbench_`.
 
 use pb_contract::{EngineConfig, PrefixCacheKind};
+use pb_core::DeviceMemory;
 use pb_tiers::TierStats;
 
 use crate::core_api::CoreStatus;
+use crate::device_metrics;
 use crate::kv_metrics;
 use crate::metrics::{Histogram, Metrics, STEP_PARTS};
 use crate::page::{Page, escaped};
@@ -26,6 +28,7 @@ pub(crate) struct Exposition<'a> {
     pub(crate) created: u64,
     pub(crate) metrics: &'a Metrics,
     pub(crate) status: &'a CoreStatus,
+    pub(crate) device: Option<&'a DeviceMemory>,
 }
 
 impl Exposition<'_> {
@@ -38,6 +41,7 @@ impl Exposition<'_> {
         }
         self.endings(&mut page);
         self.blocks(&mut page);
+        device_metrics::memory(&mut page, self.device);
         self.block_lives(&mut page);
         self.tiers(&mut page);
         self.swap(&mut page);

@@ -37,6 +37,7 @@ mod chat;
 mod collector;
 mod completions;
 mod core_api;
+mod device_metrics;
 mod engine;
 mod error;
 mod exposition;

@@ -143,6 +143,7 @@ async fn health(State(app): State<Arc<App>>) -> Response {
 
 async fn metrics(State(app): State<Arc<App>>) -> Response {
     let shared = app.engine.shared();
+    let device = app.engine.device_memory().await;
     let status = shared.status();
     let metrics = shared.metrics().clone();
     let page = Exposition {
@@ -153,6 +154,7 @@ async fn metrics(State(app): State<Arc<App>>) -> Response {
         created: app.created(),
         metrics: &metrics,
         status: &status,
+        device: device.as_ref(),
     };
     let kind = [(
         header::CONTENT_TYPE,

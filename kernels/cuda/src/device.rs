@@ -7,6 +7,7 @@ use bytemuck::Pod;
 use crate::error::KernelError;
 use crate::graphs::Graphs;
 use crate::lanes::Lanes;
+use crate::memory::{DeviceMemory, Purpose};
 use crate::ops::PrefillBy;
 use crate::profile::Profiler;
 
@@ -173,6 +174,12 @@ pub trait Device: Lanes + Graphs + Profiler {
     /// [`KernelError`] when the device fails.
     fn release(&self, to: Mark) -> Result<(), KernelError>;
 
+    /// Sets what memory is for that is allocated from now on; gives what it was for before.
+    fn purpose(&self, purpose: Purpose) -> Purpose;
+
+    /// Where its memory stands. Asks the driver, where there is one.
+    fn memory(&self) -> DeviceMemory;
+
     /// Runs `work` and gives the time between its first and its last operation on the device, in
     /// nanoseconds; `None` from a device without time.
     ///
@@ -214,6 +221,14 @@ pub trait Device: Lanes + Graphs + Profiler {
 
 /// Typed conveniences of every device.
 pub trait DeviceExt: Device {
+    /// Does `work`, what it allocates being for `purpose`.
+    fn for_purpose<R>(&self, purpose: Purpose, work: impl FnOnce() -> R) -> R {
+        let before = self.purpose(purpose);
+        let done = work();
+        self.purpose(before);
+        done
+    }
+
     /// A buffer with a copy of `data`, in a given state.
     ///
     /// # Errors

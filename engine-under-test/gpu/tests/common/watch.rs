@@ -1,12 +1,13 @@
 //! A device between the executor and the emulated one: it counts, and leaves out what a planted
 //! fault leaves out.
 
-use std::sync::Arc;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex};
 
 use pb_kernels_cuda::{
-    Buffer, BufferState, Device, Emulator, Event, Graph, Graphs, KernelError, Lane, Lanes, Launch,
-    Mark, Pinned, Product, Profile, Profiler,
+    Buffer, BufferState, Device, DeviceMemory, Emulator, Event, Graph, Graphs, KernelError, Lane,
+    Lanes, Launch, Mark, Pinned, Product, Profile, Profiler, Purpose,
 };
 
 /// What was seen, and what is left out.
@@ -26,12 +27,27 @@ pub(crate) struct Watch {
     pub(crate) no_finish: AtomicBool,
     /// Copies of the host are forgotten.
     pub(crate) no_writes: AtomicBool,
+    /// Nobody says what memory is for.
+    pub(crate) no_purposes: AtomicBool,
+    /// The last block of launches of split prompts is left out.
+    pub(crate) short_splits: AtomicBool,
+    /// Launches by the name of the kernel.
+    pub(crate) kernels: Mutex<BTreeMap<String, u64>>,
+    /// Launches at which purposes did not have all the bytes that were live.
+    pub(crate) astray: AtomicU64,
 }
 
 impl Watch {
     /// A count since the last call.
     pub(crate) fn take(count: &AtomicU64) -> u64 {
         count.swap(0, Relaxed)
+    }
+
+    /// Launches of kernels whose names start so, since the start.
+    pub(crate) fn launched(&self, start: &str) -> u64 {
+        let kernels = self.kernels.lock().unwrap();
+        let named = kernels.iter().filter(|(name, _)| name.starts_with(start));
+        named.map(|(_, launches)| launches).sum()
     }
 }
 
@@ -80,6 +96,17 @@ impl Device for Watched {
         self.inner.release(to)
     }
 
+    fn purpose(&self, purpose: Purpose) -> Purpose {
+        match self.watch.no_purposes.load(Relaxed) {
+            true => Purpose::Unattributed,
+            false => self.inner.purpose(purpose),
+        }
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        self.inner.memory()
+    }
+
     fn time_ns(
         &self,
         work: &mut dyn FnMut() -> Result<(), KernelError>,
@@ -93,6 +120,21 @@ impl Device for Watched {
 
     fn launch(&self, launch: Launch<'_>, params: &[u8]) -> Result<(), KernelError> {
         self.watch.launches.fetch_add(1, Relaxed);
+        let mut kernels = self.watch.kernels.lock().unwrap();
+        *kernels.entry(launch.kernel.to_owned()).or_default() += 1;
+        drop(kernels);
+        let memory = self.inner.memory();
+        let named = Purpose::ALL
+            .into_iter()
+            .filter(|p| *p != Purpose::Unattributed);
+        let bytes: u64 = named.map(|p| memory.of(p).bytes).sum();
+        if memory.pool.map(|pool| pool.used_bytes) != Some(bytes) {
+            self.watch.astray.fetch_add(1, Relaxed);
+        }
+        let mut launch = launch;
+        if launch.kernel.starts_with("prefill_split") && self.watch.short_splits.load(Relaxed) {
+            launch.grid[0] -= 1;
+        }
         self.inner.launch(launch, params)
     }
 }

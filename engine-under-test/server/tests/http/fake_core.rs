@@ -7,7 +7,7 @@ use pb_contract::{
     Buckets, Clock, EngineConfig, EngineEvent, EngineRequest, FinishReason, KvDtype, Nanos,
     Numerics, PrefixCacheKind, RequestId, StepRow, TokenId, TokenLogprobs,
 };
-use pb_core::Counters;
+use pb_core::{Counters, DeviceMemory};
 use pb_kv::CacheStats;
 use pb_server::{Core, CoreFailure, CoreStatus, CoreStep, Refusal};
 use pb_tiers::{TierKind, TierStats};
@@ -158,6 +158,8 @@ pub(crate) struct FakeCore {
     pub(crate) counters: Counters,
     pub(crate) cache: CacheStats,
     pub(crate) tiers: Vec<(TierKind, TierStats)>,
+    /// Of a device; its peak grows by a byte a step.
+    pub(crate) device: Option<DeviceMemory>,
     /// What the server told before each step.
     lock_waits: Vec<Nanos>,
 }
@@ -194,6 +196,7 @@ impl FakeCore {
             counters: Counters::default(),
             cache: CacheStats::default(),
             tiers: Vec::new(),
+            device: None,
             lock_waits: Vec::new(),
         }
     }
@@ -348,6 +351,14 @@ impl Core for FakeCore {
             tiers: self.tiers.clone(),
             kv: None,
         }
+    }
+
+    fn device_memory(&self) -> Option<DeviceMemory> {
+        let device = self.device.clone()?;
+        Some(DeviceMemory {
+            peak_bytes: device.peak_bytes + self.steps,
+            ..device
+        })
     }
 
     fn kv_pool_bytes(&self) -> usize {

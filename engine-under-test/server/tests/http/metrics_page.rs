@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use pb_core::Counters;
+use pb_core::{Counters, DeviceMemory, PoolMemory, PurposeMemory, WholeMemory};
 use pb_tiers::{TierKind, TierStats};
 use serde_json::json;
 
@@ -169,6 +169,7 @@ async fn values_are_what_was_served() {
     ];
     assert_has(&page, &expected);
     assert!(!page.contains("prefillbench_tier_") && !page.contains("lora"));
+    assert!(!page.contains("prefillbench_device_"));
     let waited = "prefillbench_lock_wait_seconds_total{engine=\"0\",model_name=\"smollm2\"} ";
     let waited = page
         .lines()
@@ -286,5 +287,108 @@ async fn tiers_swap_and_the_lives_of_blocks_are_shown() {
     assert!(
         !page.contains("tier=\"redis\""),
         "a tier that is off is not shown"
+    );
+}
+
+/// A device with weights and a pool.
+fn device_core() -> FakeCore {
+    let mut core = FakeCore::new(&Stage::new(None), |_| tokens(&[0]));
+    let memory = |purpose, bytes, peak_bytes| PurposeMemory {
+        purpose,
+        bytes,
+        peak_bytes,
+    };
+    core.device = Some(DeviceMemory {
+        purposes: vec![
+            memory("unattributed", 0, 0),
+            memory("weights", 4096, 4096),
+            memory("activations", 0, 512),
+        ],
+        peak_bytes: 1000,
+        pinned_bytes: 64,
+        pool: Some(PoolMemory {
+            reserved_bytes: 1 << 25,
+            used_bytes: 5000,
+        }),
+        whole: Some(WholeMemory {
+            total_bytes: 1 << 37,
+            free_bytes: 1 << 36,
+        }),
+    });
+    core
+}
+
+/// What its page says after four steps.
+const DEVICE_PAGE: &[(&str, &str, &str)] = &[
+    (
+        "prefillbench_device_allocated_bytes",
+        ",purpose=\"weights\"",
+        "4096.0",
+    ),
+    (
+        "prefillbench_device_allocated_bytes",
+        ",purpose=\"activations\"",
+        "0.0",
+    ),
+    (
+        "prefillbench_device_allocated_bytes",
+        ",purpose=\"unattributed\"",
+        "0.0",
+    ),
+    (
+        "prefillbench_device_allocated_peak_bytes",
+        ",purpose=\"activations\"",
+        "512.0",
+    ),
+    // Looked at again for the page: 1000 and a byte a step.
+    (
+        "prefillbench_device_allocated_together_peak_bytes",
+        "",
+        "1004.0",
+    ),
+    ("prefillbench_device_pinned_host_bytes", "", "64.0"),
+    (
+        "prefillbench_device_pool_bytes",
+        ",state=\"reserved\"",
+        "33554432.0",
+    ),
+    (
+        "prefillbench_device_pool_bytes",
+        ",state=\"used\"",
+        "5000.0",
+    ),
+    (
+        "prefillbench_device_memory_bytes",
+        ",state=\"total\"",
+        "137438953472.0",
+    ),
+    (
+        "prefillbench_device_memory_bytes",
+        ",state=\"free\"",
+        "68719476736.0",
+    ),
+];
+
+#[tokio::test]
+async fn a_devices_memory_is_told_apart_from_the_pools_blocks() {
+    let server = start(device_core(), FakeText::new(&["x"]), options()).await;
+    let before = client::get(server.addr, "/metrics").await.text();
+    assert_has(
+        &before,
+        &[(
+            "prefillbench_device_allocated_together_peak_bytes",
+            "",
+            "1000.0",
+        )],
+    );
+    let body = json!({ "prompt": "x", "max_tokens": 4 });
+    let reply = client::post(server.addr, "/v1/completions", &body).await;
+    assert_eq!(reply.status, 200);
+    let page = client::get(server.addr, "/metrics").await.text();
+    server.shut_down().await;
+    assert_has(&page, DEVICE_PAGE);
+    assert_has(
+        &page,
+        &[("prefillbench_kv_blocks", ",bucket=\"free\"", "1000.0")],
     );
 }

@@ -45,6 +45,11 @@ impl CudaDevice {
         Ok(unsafe { locked.address.cast::<u8>().add(at) })
     }
 
+    /// Page-locked bytes.
+    pub(super) fn pinned_bytes(&self) -> u64 {
+        self.pinned.borrow().iter().map(|p| p.len as u64).sum()
+    }
+
     /// Frees events, memory and graphs; nothing runs any more.
     pub(super) fn drop_lanes(&self) {
         // Failures to free are nothing to act on.

@@ -5,6 +5,7 @@ mod blas;
 mod choice;
 mod compile;
 mod lanes;
+mod memory;
 mod profile;
 
 use std::cell::{Cell, RefCell};
@@ -14,9 +15,10 @@ use std::path::PathBuf;
 
 use cudarc::driver::{result as cu, sys};
 
-use crate::device::{Buffer, BufferState, Device, Launch, Mark, Product};
+use crate::device::{Buffer, BufferState, Device, DeviceExt, Launch, Mark, Product};
 use crate::error::{KernelError, require};
 use crate::lanes::Lane;
+use crate::memory::{DeviceMemory, Ledger, Purpose};
 use crate::ops::PrefillBy;
 use crate::source::SM_90A;
 use blas::{Blas, WORKSPACE_BYTES};
@@ -63,7 +65,7 @@ pub struct CudaDevice {
     modules: Vec<sys::CUmodule>,
     /// Kernels looked up so far, with the shared memory asked for.
     functions: RefCell<BTreeMap<String, (sys::CUfunction, u32)>>,
-    allocated: RefCell<Vec<sys::CUdeviceptr>>,
+    ledger: RefCell<Ledger>,
     blas: Option<Blas>,
 }
 
@@ -165,7 +167,7 @@ impl CudaDevice {
             timing: RefCell::default(),
             modules: Vec::new(),
             functions: RefCell::default(),
-            allocated: RefCell::default(),
+            ledger: RefCell::default(),
             blas: None,
         };
         for code in codes {
@@ -175,7 +177,9 @@ impl CudaDevice {
             opened.modules.push(call(&what, module)?);
         }
         opened.keep_freed_memory()?;
-        let workspace = opened.alloc("workspace", WORKSPACE_BYTES, 1, BufferState::Empty)?;
+        let workspace = opened.for_purpose(Purpose::Workspace, || {
+            opened.alloc("workspace", WORKSPACE_BYTES, 1, BufferState::Empty)
+        })?;
         opened.blas = Blas::new(workspace)?;
         if opened.blas.is_none() {
             opened.name += ", without cuBLASLt";
@@ -274,7 +278,8 @@ impl Device for CudaDevice {
             &format!("cuMemAllocAsync of {bytes} bytes ({name})"),
             unsafe { cu::malloc_async(stream, room) },
         )?;
-        self.allocated.borrow_mut().push(address);
+        // What was asked for: the pool's own count has what it rounds up.
+        self.ledger.borrow_mut().add(address, room as u64);
         Ok(address)
     }
 
@@ -323,20 +328,27 @@ impl Device for CudaDevice {
     }
 
     fn mark(&self) -> Mark {
-        Mark(self.allocated.borrow().len())
+        Mark(self.ledger.borrow().len())
     }
 
     fn release(&self, to: Mark) -> Result<(), KernelError> {
         self.bind()?;
-        let mut allocated = self.allocated.borrow_mut();
-        while allocated.len() > to.0 {
-            // OK because the loop's condition says that there is one.
-            let address = allocated.pop().expect("not empty");
+        let mut ledger = self.ledger.borrow_mut();
+        while let Some(address) = ledger.remove_last(to.0) {
             let stream = self.streams[Lane::Compute as usize];
             // SAFETY: allocated on this stream, freed once, after the work before it in the stream.
             call("cuMemFreeAsync", unsafe { cu::free_async(address, stream) })?;
         }
         Ok(())
+    }
+
+    fn purpose(&self, purpose: Purpose) -> Purpose {
+        self.ledger.borrow_mut().purpose(purpose)
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        let said = self.ledger.borrow().memory(self.pinned_bytes());
+        self.with_driver(said)
     }
 
     fn time_ns(

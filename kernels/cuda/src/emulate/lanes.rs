@@ -130,6 +130,12 @@ impl Emulator<'_> {
         }
     }
 
+    /// Page-locked bytes.
+    pub(super) fn pinned_bytes(&self) -> u64 {
+        let pinned = &self.lanes.borrow().pinned;
+        pinned.iter().map(|p| p.len() as u64).sum()
+    }
+
     /// Puts a launch into the graph that is recorded, or into the current lane.
     pub(super) fn submit_launch(&self, launch: OwnedLaunch) -> Result<(), KernelError> {
         let mut state = self.lanes.borrow_mut();

@@ -18,6 +18,7 @@ use profile::Timing;
 use crate::device::{Buffer, BufferState, Device, Launch, Mark, Product};
 use crate::error::KernelError;
 use crate::lanes::Lane;
+use crate::memory::{DeviceMemory, Ledger, PoolMemory, Purpose};
 use crate::ops::PrefillBy;
 
 /// What the machine found.
@@ -84,9 +85,10 @@ pub struct Emulator<'a> {
     machine: *mut library::Machine,
     seed: Cell<u64>,
     prefill_by: Cell<PrefillBy>,
-    /// Addresses in the order of allocation.
-    allocated: RefCell<Vec<u64>>,
-    /// Buffers that are not given back yet: address and bytes.
+    /// Allocations in their order.
+    ledger: RefCell<Ledger>,
+    /// Buffers that are not given back yet: address and bytes. A count of its own, and one that
+    /// changes when memory really comes and goes.
     live: RefCell<BTreeMap<u64, usize>>,
     lanes: RefCell<LaneState>,
     timing: RefCell<Timing>,
@@ -106,7 +108,7 @@ impl<'a> Emulator<'a> {
             machine,
             seed: Cell::new(0),
             prefill_by: Cell::default(),
-            allocated: RefCell::default(),
+            ledger: RefCell::default(),
             live: RefCell::default(),
             lanes: RefCell::default(),
             timing: RefCell::default(),
@@ -232,7 +234,7 @@ impl Device for Emulator<'_> {
                 name.as_ptr(),
             )
         };
-        self.allocated.borrow_mut().push(address as u64);
+        self.ledger.borrow_mut().add(address as u64, bytes as u64);
         self.live.borrow_mut().insert(address as u64, bytes);
         Ok(address as u64)
     }
@@ -243,17 +245,32 @@ impl Device for Emulator<'_> {
     }
 
     fn mark(&self) -> Mark {
-        Mark(self.allocated.borrow().len())
+        Mark(self.ledger.borrow().len())
     }
 
     fn release(&self, to: Mark) -> Result<(), KernelError> {
         self.may("memory")?;
-        let mut allocated = self.allocated.borrow_mut();
-        let kept = to.0.min(allocated.len());
-        let gone = allocated.split_off(kept);
-        let mut last_first = gone.into_iter().rev();
+        let last = || self.ledger.borrow_mut().remove_last(to.0);
         // Memory comes from this lane and goes back in it, as a GPU's does.
-        last_first.try_for_each(|address| self.submit_to(Lane::Compute, Work::Free(address)))
+        std::iter::from_fn(last)
+            .try_for_each(|address| self.submit_to(Lane::Compute, Work::Free(address)))
+    }
+
+    fn purpose(&self, purpose: Purpose) -> Purpose {
+        self.ledger.borrow_mut().purpose(purpose)
+    }
+
+    fn memory(&self) -> DeviceMemory {
+        // Nothing is kept of what was given back.
+        let live: usize = self.live.borrow().values().sum();
+        let pool = PoolMemory {
+            reserved_bytes: live as u64,
+            used_bytes: live as u64,
+        };
+        DeviceMemory {
+            pool: Some(pool),
+            ..self.ledger.borrow().memory(self.pinned_bytes())
+        }
     }
 
     fn time_ns(
