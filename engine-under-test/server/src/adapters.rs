@@ -44,6 +44,7 @@ impl Core for Engine {
             cache: *self.kv().stats(),
             tiers: self.tiers().stats(),
             kv: None,
+            kernels: self.kernel_totals(),
         }
     }
 

@@ -7,7 +7,7 @@ use pb_contract::{
     Buckets, Clock, EngineConfig, EngineEvent, EngineRequest, Nanos, RequestId, StepRow,
 };
 use pb_core::disagg::{HandedOff, KvStats, KvTask};
-use pb_core::{Counters, DeviceMemory};
+use pb_core::{Counters, DeviceMemory, KernelTotal};
 use pb_kv::{CacheEvent, CacheStats};
 use pb_tiers::{TierKind, TierStats};
 use pb_transfer::TransferRow;
@@ -140,6 +140,8 @@ pub struct CoreStatus {
     pub tiers: Vec<(TierKind, TierStats)>,
     /// What was transferred, for a core that takes part in that.
     pub kv: Option<KvStats>,
+    /// Times by kernel of the steps that were timed; empty while none was.
+    pub kernels: Vec<KernelTotal>,
 }
 
 /// A request that can never run, in words for its sender.

@@ -1,6 +1,6 @@
-//! A device's memory on the page `/metrics`, for an engine that computes on one.
+//! A device's memory and the times of its kernels on the page `/metrics`, for an engine that computes on one.
 
-use pb_core::DeviceMemory;
+use pb_core::{DeviceMemory, KernelTotal};
 
 use crate::page::Page;
 
@@ -60,5 +60,34 @@ pub(crate) fn memory(page: &mut Page, memory: Option<&DeviceMemory>) {
             "gauge",
         );
         page.family(metric, "state", states);
+    }
+}
+
+/// Writes the times of kernels, of the steps that were timed.
+pub(crate) fn kernels(page: &mut Page, kernels: &[KernelTotal]) {
+    type Value = fn(&KernelTotal) -> f64;
+    let metrics: [(&str, &str, Value); 3] = [
+        (
+            "prefillbench_kernel_launches_total",
+            "Launches of kernels in the steps that were timed.",
+            |k| k.launches as f64,
+        ),
+        (
+            "prefillbench_kernel_seconds_total",
+            "Time of these launches on the device, the measurement's own included.",
+            |k| k.time.as_secs_f64(),
+        ),
+        (
+            "prefillbench_kernel_overhead_seconds_total",
+            "How much of it is the measurement's own.",
+            |k| k.overhead.as_secs_f64(),
+        ),
+    ];
+    if kernels.is_empty() {
+        return;
+    }
+    for (name, help, value) in metrics {
+        let samples = kernels.iter().map(|k| (k.kernel.as_str(), value(k)));
+        page.family((name, help, "counter"), "kernel", samples);
     }
 }

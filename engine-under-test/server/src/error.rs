@@ -77,6 +77,13 @@ impl ApiError {
         ApiError::new(StatusCode::NOT_FOUND, "NotFoundError", "Not Found")
     }
 
+    /// 404 for times that nobody has taken.
+    pub(crate) fn not_timed() -> Self {
+        let message = "No step was timed kernel by kernel so far. Every N-th is with \
+                       `--device cuda --device-times N`; the CPU's kernels are not timed one by one.";
+        ApiError::new(StatusCode::NOT_FOUND, "NotFoundError", message)
+    }
+
     /// 405.
     pub(crate) fn wrong_method() -> Self {
         ApiError::new(

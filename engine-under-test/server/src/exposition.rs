@@ -50,6 +50,7 @@ impl Exposition<'_> {
             page.histogram(name, help, histogram);
         }
         self.step_time(&mut page);
+        device_metrics::kernels(&mut page, &self.status.kernels);
         self.adapters(&mut page);
         self.cache_config(&mut page);
         page.into_text()

@@ -8,7 +8,8 @@
 //!
 //! Paths: `/v1/completions`, `/v1/chat/completions`, `/v1/models`, `/health`, `/metrics`
 //! (Prometheus), `/tokenize`, `/detokenize`, `/reset_prefix_cache`, `/server_info` and
-//! `/steps/stream?from=N` (step rows as they happen, one JSON object a line). For routers and for
+//! `/steps/stream?from=N` (step rows as they happen, one JSON object a line), `/kernel_times` (sums
+//! by kernel of a device's timed steps). For routers and for
 //! disaggregation: `/worker`, `/kv_events?since=SEQ`, `/transfers?from=N`, and the field
 //! `kv_transfer_params` of a request (`docs/TRANSFER.md`).
 //!

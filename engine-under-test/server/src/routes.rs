@@ -10,6 +10,7 @@ use axum::routing::{get, post};
 use axum::{Json, Router};
 use pb_contract::TokenId;
 use pb_contract::wire::{DetokenizeResponse, Prompt};
+use pb_core::KernelTotal;
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -42,6 +43,7 @@ pub(crate) fn router(app: Arc<App>) -> Router {
         .route("/reset_prefix_cache", post(reset_prefix_cache))
         .route("/server_info", get(server_info))
         .route("/steps/stream", get(steps))
+        .route("/kernel_times", get(kernel_times))
         .route("/kv_events", get(kv_routes::kv_events))
         .route("/worker", get(kv_routes::worker))
         .route("/transfers", get(kv_routes::transfers))
@@ -278,6 +280,24 @@ async fn detokenize(
     };
     let prompt = app.side_texts.run(0, work).await?;
     Ok(Json(DetokenizeResponse { prompt }))
+}
+
+/// Sums by kernel over the steps that were timed.
+async fn kernel_times(State(app): State<Arc<App>>) -> Result<Json<Value>, ApiError> {
+    let kernels = app.engine.shared().status().kernels;
+    if kernels.is_empty() {
+        return Err(ApiError::not_timed());
+    }
+    let row = |total: &KernelTotal| {
+        json!({
+            "kernel": total.kernel,
+            "launches": total.launches,
+            "time_ns": total.time,
+            "overhead_ns": total.overhead,
+        })
+    };
+    let rows: Vec<Value> = kernels.iter().map(row).collect();
+    Ok(Json(json!({ "kernels": rows })))
 }
 
 /// Step rows as they come, one JSON object a line, from step `from` on. A line

@@ -7,7 +7,7 @@ use pb_contract::{
     Buckets, Clock, EngineConfig, EngineEvent, EngineRequest, FinishReason, KvDtype, Nanos,
     Numerics, PrefixCacheKind, RequestId, StepRow, TokenId, TokenLogprobs,
 };
-use pb_core::{Counters, DeviceMemory};
+use pb_core::{Counters, DeviceMemory, KernelTotal};
 use pb_kv::CacheStats;
 use pb_server::{Core, CoreFailure, CoreStatus, CoreStep, Refusal};
 use pb_tiers::{TierKind, TierStats};
@@ -160,6 +160,7 @@ pub(crate) struct FakeCore {
     pub(crate) tiers: Vec<(TierKind, TierStats)>,
     /// Of a device; its peak grows by a byte a step.
     pub(crate) device: Option<DeviceMemory>,
+    pub(crate) kernels: Vec<KernelTotal>,
     /// What the server told before each step.
     lock_waits: Vec<Nanos>,
 }
@@ -197,6 +198,7 @@ impl FakeCore {
             cache: CacheStats::default(),
             tiers: Vec::new(),
             device: None,
+            kernels: Vec::new(),
             lock_waits: Vec::new(),
         }
     }
@@ -350,6 +352,7 @@ impl Core for FakeCore {
             cache: self.cache,
             tiers: self.tiers.clone(),
             kv: None,
+            kernels: self.kernels.clone(),
         }
     }
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeSet;
 
-use pb_core::{Counters, DeviceMemory, PoolMemory, PurposeMemory, WholeMemory};
+use pb_contract::Nanos;
+use pb_core::{Counters, DeviceMemory, KernelTotal, PoolMemory, PurposeMemory, WholeMemory};
 use pb_tiers::{TierKind, TierStats};
 use serde_json::json;
 
@@ -169,7 +170,7 @@ async fn values_are_what_was_served() {
     ];
     assert_has(&page, &expected);
     assert!(!page.contains("prefillbench_tier_") && !page.contains("lora"));
-    assert!(!page.contains("prefillbench_device_"));
+    assert!(!page.contains("prefillbench_device_") && !page.contains("prefillbench_kernel_"));
     let waited = "prefillbench_lock_wait_seconds_total{engine=\"0\",model_name=\"smollm2\"} ";
     let waited = page
         .lines()
@@ -390,5 +391,56 @@ async fn a_devices_memory_is_told_apart_from_the_pools_blocks() {
     assert_has(
         &page,
         &[("prefillbench_kv_blocks", ",bucket=\"free\"", "1000.0")],
+    );
+}
+
+#[tokio::test]
+async fn times_of_kernels_are_told_in_full_and_as_counters() {
+    let mut core = FakeCore::new(&Stage::new(None), |_| tokens(&[0]));
+    let total = |kernel: &str, launches, time, overhead| KernelTotal {
+        kernel: kernel.to_owned(),
+        launches,
+        time: Nanos(time),
+        overhead: Nanos(overhead),
+    };
+    core.kernels = vec![
+        total("gemm_bf16", 24, 1_500_000_000, 48_000),
+        total("rmsnorm_bf16", 5, 250, 10),
+    ];
+    let server = start(core, FakeText::new(&["x"]), options()).await;
+    let times = client::get(server.addr, "/kernel_times").await;
+    let page = client::get(server.addr, "/metrics").await.text();
+    server.shut_down().await;
+    assert_eq!(times.status, 200);
+    let expected = json!({ "kernels": [
+        { "kernel": "gemm_bf16", "launches": 24, "time_ns": 1_500_000_000, "overhead_ns": 48_000 },
+        { "kernel": "rmsnorm_bf16", "launches": 5, "time_ns": 250, "overhead_ns": 10 },
+    ] });
+    assert_eq!(times.json(), expected);
+    let gemm = ",kernel=\"gemm_bf16\"";
+    let expected = [
+        ("prefillbench_kernel_launches_total", gemm, "24.0"),
+        ("prefillbench_kernel_seconds_total", gemm, "1.5"),
+        ("prefillbench_kernel_overhead_seconds_total", gemm, "4.8e-5"),
+        (
+            "prefillbench_kernel_launches_total",
+            ",kernel=\"rmsnorm_bf16\"",
+            "5.0",
+        ),
+    ];
+    assert_has(&page, &expected);
+}
+
+#[tokio::test]
+async fn a_server_that_times_no_kernels_says_how_to() {
+    let core = FakeCore::new(&Stage::new(None), |_| tokens(&[0]));
+    let server = start(core, FakeText::new(&["x"]), options()).await;
+    let times = client::get(server.addr, "/kernel_times").await;
+    server.shut_down().await;
+    assert_eq!(times.status, 404);
+    let text = times.text();
+    assert!(
+        text.contains("--device-times N") && text.contains("NotFoundError"),
+        "{text}"
     );
 }

@@ -58,7 +58,8 @@ pub(crate) struct ServeArgs {
     /// Rows of the largest decode step that a device records as a graph; 0 records none.
     #[arg(long, value_name = "ROWS")]
     pub(crate) device_graph_rows: Option<usize>,
-    /// Times every N-th step of a device kernel by kernel, for `steps.csv`; 0, the default, none.
+    /// Times every N-th step of a device kernel by kernel, for `steps.csv` and `/kernel_times`; 0,
+    /// the default, none.
     #[arg(long, value_name = "N")]
     pub(crate) device_times: Option<u64>,
     /// TOML file with keys of the engine's configuration, as `/server_info` shows it.
