@@ -3,8 +3,8 @@
 use pb_contract::{Clock, Numerics};
 use pb_core::Chunk;
 use pb_kernels_cuda::ops::{
-    self, DecodePlan, GemmBy, LoraPlan, Partials, PlacedDecode, PlacedLora, PlacedPrefill,
-    PrefillArgs, PrefillPlan, RopeKv,
+    self, GemmBy, Partials, PlacedDecode, PlacedLora, PlacedPrefill, PlacedPrefillSplit,
+    PrefillArgs, RopeKv,
 };
 use pb_kernels_cuda::{Buffer, Device, DeviceExt, Elem, GemmOut, KernelError, Purpose, StoreElem};
 use pb_model::config::LlamaConfig;
@@ -14,12 +14,9 @@ use crate::adapters::{DeviceAdapters, Product};
 use crate::batch::{Batch, Rows};
 use crate::graphs::DecodeGraphs;
 use crate::head::{self, LOGIT_TILE};
+use crate::plans::Plans;
 use crate::pool::Pool;
 use crate::weights::{DeviceWeights, Layer};
-
-/// Blocks of threads that a decode launch should have at least: a few for every multiprocessor of
-/// a large GPU.
-pub(crate) const DECODE_ITEMS: usize = 512;
 
 /// What a pass reads.
 pub(crate) struct Model<'a, D, T, S> {
@@ -95,6 +92,7 @@ fn first_rows<U>(buffer: &Buffer<U>, rows: usize, all: usize) -> Buffer<U> {
 /// Attention and adapters of a batch, their plans on the device.
 pub(crate) struct Work<'a, T> {
     pub(crate) prefill: Option<PlacedPrefill<'a>>,
+    pub(crate) split: Option<(PlacedPrefillSplit<'a>, Partials)>,
     pub(crate) decode: Option<(PlacedDecode<'a>, Partials)>,
     /// With room for what lies between the two products.
     pub(crate) lora: Option<(PlacedLora<'a>, Buffer<T>)>,
@@ -131,16 +129,8 @@ where
             self.hand_over(&wanted, &logits, clock, sink, &mut timing.sink_ns)?;
             return Ok(timing);
         }
-        let group = self.config.group();
-        // In `exact` every row goes through one kernel, so that it has one order of sums.
-        let split = self.numerics == Numerics::Fast;
-        let singles = batch.seqs(|c| split && !c.is_prefill && c.tokens.len() == 1);
-        let others = batch.seqs(|c| !(split && !c.is_prefill && c.tokens.len() == 1));
-        let prefill = PrefillPlan::new(&others, group)?;
-        let keys = DecodePlan::balanced_split(&singles, DECODE_ITEMS);
-        let decode = DecodePlan::new(&singles, keys)?;
-        let lora = LoraPlan::new(&batch.adapters);
-        let work = self.place((&prefill, &decode, &lora))?;
+        let plans = Plans::new(batch, self.config, self.numerics)?;
+        let work = self.place(&plans)?;
 
         let device = self.device;
         let words = || -> Result<_, KernelError> {
@@ -162,34 +152,39 @@ where
     }
 
     /// Puts the plans that have work on the device.
-    fn place<'p>(
-        &self,
-        (prefill, decode, lora): (&'p PrefillPlan, &'p DecodePlan, &'p LoraPlan),
-    ) -> Result<Work<'p, T>, KernelError> {
-        let (q_heads, d_head) = (self.config.q_heads, self.config.d_head);
+    fn place<'p>(&self, plans: &'p Plans) -> Result<Work<'p, T>, KernelError> {
         let device = self.device;
+        let partials = |items| {
+            let (q_heads, d_head) = (self.config.q_heads, self.config.d_head);
+            Partials::new(device, items, q_heads, d_head)
+        };
+        let (prefill, split) = (&plans.prefill, &plans.split);
+        let (decode, lora) = (&plans.decode, &plans.lora);
+        let prefill = (!prefill.is_empty()).then(|| {
+            let place = || ops::place_prefill(device, prefill);
+            device.for_purpose(Purpose::Plans, place)
+        });
+        let split = (split.partials() > 0).then(|| {
+            let place = || ops::place_prefill_split(device, split);
+            let placed = device.for_purpose(Purpose::Plans, place)?;
+            Ok((placed, partials(split.partials())?))
+        });
+        let decode = (decode.items() > 0).then(|| {
+            let place = || ops::place_decode(device, decode);
+            let placed = device.for_purpose(Purpose::Plans, place)?;
+            Ok((placed, partials(decode.items())?))
+        });
+        let lora = (!lora.is_empty()).then(|| {
+            let place = || ops::place_lora(device, lora);
+            let placed = device.for_purpose(Purpose::Plans, place)?;
+            let inner = self.adapters.inner_len(lora.rows());
+            Ok((placed, device.empty("lora inner", inner)?))
+        });
         Ok(Work {
-            prefill: match prefill.is_empty() {
-                false => {
-                    let place = || ops::place_prefill(device, prefill);
-                    Some(device.for_purpose(Purpose::Plans, place)?)
-                }
-                true => None,
-            },
-            decode: match decode.items() {
-                0 => None,
-                items => Some((
-                    device.for_purpose(Purpose::Plans, || ops::place_decode(device, decode))?,
-                    Partials::new(device, items, q_heads, d_head)?,
-                )),
-            },
-            lora: match lora.is_empty() {
-                false => Some((
-                    device.for_purpose(Purpose::Plans, || ops::place_lora(device, lora))?,
-                    device.empty("lora inner", self.adapters.inner_len(lora.rows()))?,
-                )),
-                true => None,
-            },
+            prefill: prefill.transpose()?,
+            split: split.transpose()?,
+            decode: decode.transpose()?,
+            lora: lora.transpose()?,
         })
     }
 
@@ -282,6 +277,9 @@ where
         };
         if let Some(placed) = &work.prefill {
             ops::prefill_placed(device, placed, &args)?;
+        }
+        if let Some((placed, partials)) = &work.split {
+            ops::prefill_split_placed(device, placed, &args, partials)?;
         }
         if let Some((placed, partials)) = &work.decode {
             ops::decode_placed(device, placed, &args, partials)?;

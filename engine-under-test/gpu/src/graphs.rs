@@ -20,7 +20,8 @@ use pb_kernels_cuda::{
 use pb_model::config::LlamaConfig;
 
 use crate::batch::{Batch, Rows};
-use crate::forward::{DECODE_ITEMS, Model, Scratch, Work};
+use crate::forward::{Model, Scratch, Work};
+use crate::plans::DECODE_ITEMS;
 
 /// Ranges of keys of one step at most; a step of more goes the plain way.
 const ITEMS_MAX: usize = 2 * DECODE_ITEMS;
@@ -263,6 +264,7 @@ impl<T: Elem> DecodeGraphs<T> {
         let tables = section(at.tables, self.table_entries);
         let mut work = Work {
             prefill: None,
+            split: None,
             decode: None,
             lora: None,
         };

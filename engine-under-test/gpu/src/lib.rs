@@ -9,7 +9,8 @@
 //! - `exact`: batch invariant. Products are our kernel's and all attention is the prefill kernel's,
 //!   single queries included, so the bits of a row depend on nothing but its own tokens: not on
 //!   chunking, batch, preemption or block order. The arithmetic is that of the element type.
-//! - `fast`: the vendor's products where there are any, and decode split over keys for balance.
+//! - `fast`: the vendor's products where there are any, and for balance keys are split: those of
+//!   single tokens, and of chunks that would leave a device idle.
 //!
 //! Weights and activations are bf16 (f16 with an f16 cache), the residual stream and all sums f32,
 //! the cache bf16, f16 or E4M3. A block image has the bytes of the CPU engine's.
@@ -25,6 +26,7 @@ mod graphs;
 mod head;
 mod memory;
 mod mover;
+mod plans;
 mod pool;
 mod times;
 mod weights;

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use pb_contract::Nanos;
 use pb_core::KernelTotal;
-use pb_kernels_cuda::Profile;
+use pb_kernels_cuda::{KernelTime, Profile};
 use pb_model::forward::ForwardTiming;
 
 /// Which steps are timed, and what they took.
@@ -20,6 +20,8 @@ enum Part {
     Gemm,
     Prefill,
     Decode,
+    /// Of split keys, of prompts and of single tokens alike.
+    Merge,
     Sampling,
     Other,
 }
@@ -30,6 +32,7 @@ fn part(kernel: &str) -> Part {
         ("vendor_gemm", Part::Gemm),
         ("lora_", Part::Gemm),
         ("prefill_", Part::Prefill),
+        ("decode_merge", Part::Merge),
         ("decode_", Part::Decode),
         ("sample_rows", Part::Sampling),
     ];
@@ -57,13 +60,16 @@ impl KernelTimes {
     }
 
     /// Adds a timed step, and fills in the parts of its time. Where single tokens of `exact` go
-    /// through the kernel of prompts, its time is that of prompts if the step has any.
+    /// through the kernel of prompts, its time is that of prompts if the step has any. Merges are
+    /// single tokens' if the step splits any.
     pub(crate) fn note(
         &mut self,
         profile: &Profile,
         has_prefill: bool,
         timing: &mut ForwardTiming,
     ) {
+        let splits = |k: &KernelTime| part(&k.kernel) == Part::Decode;
+        let has_decode = profile.kernels.iter().any(splits);
         for k in &profile.kernels {
             let ns = Nanos(k.ns);
             let total = self
@@ -81,7 +87,8 @@ impl KernelTimes {
             match part(&k.kernel) {
                 Part::Gemm => timing.gemm_ns += ns,
                 Part::Prefill if has_prefill => timing.prefill_attention_ns += ns,
-                Part::Prefill | Part::Decode => timing.decode_attention_ns += ns,
+                Part::Merge if !has_decode && has_prefill => timing.prefill_attention_ns += ns,
+                Part::Prefill | Part::Decode | Part::Merge => timing.decode_attention_ns += ns,
                 Part::Sampling => timing.sink_ns += ns,
                 Part::Other => {}
             }
@@ -131,6 +138,7 @@ mod tests {
         let mut timing = ForwardTiming::default();
         let all = [
             ("add_rmsnorm_bf16", 1),
+            ("decode_merge_bf16", 20),
             ("decode_split_bf16_d64", 10),
             ("gemm_bf16", 100),
             ("lora_expand_bf16", 200),
@@ -142,15 +150,20 @@ mod tests {
         let want = ForwardTiming {
             gemm_ns: Nanos(700),
             prefill_attention_ns: Nanos(1000),
-            decode_attention_ns: Nanos(10),
+            decode_attention_ns: Nanos(30),
             sink_ns: Nanos(5),
         };
         assert_eq!(timing, want);
         let mut timing = ForwardTiming::default();
         times.note(&profile(&[("prefill_bf16_d64", 7)]), false, &mut timing);
         assert_eq!(timing.decode_attention_ns, Nanos(7));
+        let mut timing = ForwardTiming::default();
+        let split = [("decode_merge_bf16", 20), ("prefill_split_bf16_d64", 300)];
+        times.note(&profile(&split), true, &mut timing);
+        let attention = (timing.prefill_attention_ns, timing.decode_attention_ns);
+        assert_eq!(attention, (Nanos(320), Nanos::ZERO));
         let totals = times.totals();
-        assert_eq!(totals.len(), all.len());
+        assert_eq!(totals.len(), all.len() + 1);
         let prefill = totals
             .iter()
             .find(|t| t.kernel == "prefill_bf16_d64")

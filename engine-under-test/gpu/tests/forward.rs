@@ -1,6 +1,8 @@
 //! Forward passes through the emulated kernels against f64.
 
 mod common;
+#[path = "forward/split.rs"]
+mod split;
 
 use std::sync::Arc;
 
