@@ -97,8 +97,8 @@ where
         let pool = Pool::new(device, config, self.image, num_blocks, scales, staging)?;
         self.pool = Some(pool);
         let context = config.max_position.div_ceil(block_size).min(num_blocks);
-        let rows = self.graph_rows;
-        let of_graphs = || DecodeGraphs::new(device, config, self.numerics, rows, context);
+        let room = (self.graph_rows, context);
+        let of_graphs = || DecodeGraphs::new(device, config, &self.adapters, self.numerics, room);
         self.graphs = device.for_purpose(Purpose::Activations, of_graphs)?;
         Ok(())
     }

@@ -4,21 +4,24 @@
 //! recorded once for each size, on memory that stays where it is, and run again after the words
 //! that they read (tokens, places, plans, block tables) were written anew. Sizes are few: rows are
 //! filled up to a power of two by rows that are stored nowhere, and so are the ranges of keys of
-//! `fast`. A size is recorded when it comes for the second time: the first time its launches run by
-//! themselves, and load what must not be loaded while a graph is recorded.
+//! `fast` and the tiles of rows that share an adapter. A size is recorded when it comes for the
+//! second time: the first time its launches run by themselves, and load what must not be loaded
+//! while a graph is recorded.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use pb_contract::Numerics;
 use pb_kernels_cuda::ops::{
-    self, BatchSeq, DecodePlan, GemmBy, NO_SLOT, Partials, PlacedDecode, PlacedPrefill, PrefillPlan,
+    self, BatchSeq, DecodePlan, GemmBy, LoraPlan, NO_SLOT, Partials, PlacedDecode, PlacedLora,
+    PlacedPrefill, PrefillPlan,
 };
 use pb_kernels_cuda::{
     Buffer, Device, DeviceExt, Elem, GemmOut, Graph, KernelError, Purpose, StoreElem,
 };
 use pb_model::config::LlamaConfig;
 
+use crate::adapters::DeviceAdapters;
 use crate::batch::{Batch, Rows};
 use crate::forward::{Model, Scratch, Work};
 use crate::plans::DECODE_ITEMS;
@@ -35,6 +38,8 @@ struct Size {
     items: usize,
     /// Keys of a range.
     split: usize,
+    /// Tiles of rows that share an adapter; 0 where no row has one.
+    lora_tiles: usize,
 }
 
 /// Where words lie in their buffer; sections begin at multiples of 16 bytes.
@@ -46,6 +51,8 @@ struct Sections {
     tiles: usize,
     items: usize,
     first_items: usize,
+    lora_rows: usize,
+    lora_tiles: usize,
     tables: usize,
 }
 
@@ -64,6 +71,8 @@ impl Sections {
             tiles: section(2 * rows),
             items: section(2 * ITEMS_MAX),
             first_items: section(rows + 1),
+            lora_rows: section(rows),
+            lora_tiles: section(4 * rows),
             tables: section(0),
         }
     }
@@ -78,6 +87,8 @@ pub(crate) struct DecodeGraphs<T> {
     words: Buffer<u32>,
     scratch: Scratch<T>,
     partials: Option<Partials>,
+    /// What lies between the two products of adapters, where there are any.
+    inner: Option<Buffer<T>>,
     logits: Buffer<f32>,
     /// `None` while a size came only once.
     known: RefCell<BTreeMap<Size, Option<Graph>>>,
@@ -88,9 +99,9 @@ impl<T: Elem> DecodeGraphs<T> {
     pub(crate) fn new(
         device: &impl Device,
         config: &LlamaConfig,
+        adapters: &DeviceAdapters<T>,
         numerics: Numerics,
-        rows_max: usize,
-        blocks: usize,
+        (rows_max, blocks): (usize, usize),
     ) -> Result<Option<Self>, KernelError> {
         device.forget_graphs()?;
         if rows_max == 0 {
@@ -117,6 +128,10 @@ impl<T: Elem> DecodeGraphs<T> {
                 }
                 Numerics::Exact | Numerics::F64 => None,
             },
+            inner: match adapters.inner_len(rows_max) {
+                0 => None,
+                len => Some(device.empty("lora inner", len)?),
+            },
             logits: device.empty("logits", rows_max * config.vocab)?,
             known: RefCell::default(),
         }))
@@ -131,6 +146,7 @@ struct Filled {
     slots: Vec<[u32; 2]>,
     prefill: PrefillPlan,
     decode: DecodePlan,
+    lora: LoraPlan,
 }
 
 impl Filled {
@@ -150,6 +166,11 @@ impl Filled {
         let decode = DecodePlan::new(ranges, keys)?;
         let items = decode.items().next_power_of_two();
         let decode = decode.padded(items);
+        let mut adapters = batch.adapters.clone();
+        adapters.resize(rows, None);
+        let lora = LoraPlan::new(&adapters);
+        let tiles = lora.tile_words().len().next_power_of_two();
+        let lora = lora.padded(tiles);
         let filled = |values: &[u32]| {
             let mut values = values.to_vec();
             values.resize(rows, 0);
@@ -162,12 +183,14 @@ impl Filled {
                 rows,
                 items: decode.items(),
                 split: if split { keys } else { 0 },
+                lora_tiles: lora.tile_words().len(),
             },
             tokens: filled(&batch.tokens),
             positions: filled(&batch.positions),
             slots,
             prefill: PrefillPlan::new(whole, group)?,
             decode,
+            lora,
         })
     }
 
@@ -199,8 +222,7 @@ where
         batch: &Batch<'_>,
     ) -> Result<Option<Buffer<f32>>, KernelError> {
         let rows = batch.tokens.len().next_power_of_two();
-        let adapted = batch.adapters.iter().any(Option::is_some);
-        if !batch.is_decode() || adapted || rows > graphs.rows_max {
+        if !batch.is_decode() || rows > graphs.rows_max {
             return Ok(None);
         }
         let split = self.by() == GemmBy::Vendor;
@@ -224,7 +246,8 @@ where
         Ok(Some(graphs.logits.slice(0, rows * self.config.vocab)))
     }
 
-    /// What the operations check before they launch, for launches that were recorded before.
+    /// What the operations check before they launch, for launches that were recorded before. That
+    /// adapters exist was checked of the batch.
     fn check_step(&self, graphs: &DecodeGraphs<T>, f: &Filled) -> Result<(), KernelError> {
         let (pool, c) = (&self.pool.layers[0], self.config);
         let (blocks, size) = (self.pool.num_blocks, pool.shape.block_size);
@@ -262,11 +285,16 @@ impl<T: Elem> DecodeGraphs<T> {
         let section = |first, len| self.words.slice(first, len);
         let seqs = section(at.seqs, 4 * self.rows_max).of();
         let tables = section(at.tables, self.table_entries);
+        let lora = (!f.lora.is_empty()).then(|| {
+            let rows = section(at.lora_rows, self.rows_max);
+            let tiles = section(at.lora_tiles, 4 * self.rows_max).of();
+            PlacedLora::at(&f.lora, (&rows, &tiles))
+        });
         let mut work = Work {
             prefill: None,
             split: None,
             decode: None,
-            lora: None,
+            lora: lora.transpose()?.zip(self.inner),
         };
         if let Some(partials) = self.partials {
             let items = section(at.items, 2 * ITEMS_MAX).of();
@@ -299,6 +327,8 @@ impl<T: Elem> DecodeGraphs<T> {
             put(at.items, f.decode.item_words().as_flattened());
             put(at.first_items, f.decode.first_items());
         }
+        put(at.lora_rows, f.lora.row_words());
+        put(at.lora_tiles, f.lora.tile_words().as_flattened());
         put(at.tables, tables);
         device.write(self.words.bytes(), bytemuck::cast_slice(&words))
     }

@@ -76,6 +76,13 @@ pub(crate) fn adapters() -> Arc<AdapterSet> {
     Arc::new(rounded_adapters::<bf16>(&AdapterSet::new(set).unwrap()))
 }
 
+/// As [`adapters`], with a third one.
+pub(crate) fn three_adapters() -> Arc<AdapterSet> {
+    let mut set: Vec<_> = adapters().iter().cloned().collect();
+    set.push(lora::synth::adapter("c", &config(), 16, 8.0, 3));
+    Arc::new(rounded_adapters::<bf16>(&AdapterSet::new(set).unwrap()))
+}
+
 /// An executor on a machine of its own.
 pub(crate) fn executor(weights: &Weights, options: &GpuOptions) -> Option<Box<dyn Executor>> {
     let built: Result<_, GpuError> = pb_gpu::build(device()?, weights, options);

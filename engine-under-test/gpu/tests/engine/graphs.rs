@@ -9,7 +9,7 @@ use pb_kernels_cuda::Schedule;
 use pb_model::forward::{LogitRows, LogitSink};
 
 use super::*;
-use crate::common::{PLAIN, Watch, watched};
+use crate::common::{PLAIN, Watch, three_adapters, watched};
 
 /// Tokens before the first decode step of each sequence; a block has 16.
 const PREFIXES: [usize; 3] = [30, 7, 15];
@@ -48,6 +48,8 @@ struct Script {
     watch: Arc<Watch>,
     tokens: Vec<Vec<TokenId>>,
     done: Vec<usize>,
+    /// Of every sequence.
+    adapters: [Option<usize>; 3],
 }
 
 impl Script {
@@ -60,6 +62,7 @@ impl Script {
             watch,
             tokens,
             done: vec![0; 3],
+            adapters: [None; 3],
         })
     }
 
@@ -75,7 +78,7 @@ impl Script {
             rows: LogitRows::Last,
             is_prefill: self.done[*seq] == 0,
             is_last: true,
-            adapter: None,
+            adapter: self.adapters[*seq],
         };
         let chunks: Vec<Chunk<'_>> = seqs.iter().zip(counts).map(chunk).collect();
         let mut rows = Vec::new();
@@ -215,4 +218,63 @@ fn every_second_step_has_times_of_its_kernels() {
     );
     let gemm = of("gemm_bf16").time + of("gemm_bf16_f32").time;
     assert_eq!(gemm, prompt.gemm_ns + decode.gemm_ns);
+}
+
+/// Rows with adapters are recorded too, also where tiles are filled up (three to four) and where
+/// other rows have them than in the step that was recorded.
+#[test]
+fn recorded_steps_with_adapters_have_the_bits_of_plain_ones() {
+    let weights = weights();
+    let with = |numerics, graph_rows| GpuOptions {
+        adapters: three_adapters(),
+        ..with_graphs(numerics, graph_rows)
+    };
+    // Adapters of the sequences, and sizes that are recorded: rows and tiles.
+    let cases = [
+        ([Some(2), Some(0), Some(1)], 3),
+        ([Some(1), None, Some(1)], 3),
+    ];
+    for numerics in [Numerics::Exact, Numerics::Fast] {
+        let run = |adapters, graph_rows, schedule| {
+            let mut script = Script::new(&weights, &with(numerics, graph_rows), schedule)?;
+            script.adapters = adapters;
+            let rows = script.run(&|_, _| {});
+            let counts = [&script.watch.captures, &script.watch.replays].map(Watch::take);
+            Some((rows, counts))
+        };
+        let Some((none, _)) = run([None; 3], 0, Schedule::Eager) else {
+            return;
+        };
+        for (adapters, captures) in cases {
+            let (want, _) = run(adapters, 0, Schedule::Eager).unwrap();
+            assert!(want != none);
+            let (got, counts) = run(adapters, 4, Schedule::Random(5)).unwrap();
+            assert!(got == want, "{numerics:?} {adapters:?}");
+            assert_eq!(counts, [captures, 8 - 3], "{numerics:?} {adapters:?}");
+        }
+    }
+}
+
+/// Planted: a step runs on the adapters of the step before it.
+#[test]
+fn the_adapters_of_another_step_show() {
+    let weights = weights();
+    let options = GpuOptions {
+        adapters: three_adapters(),
+        ..with_graphs(Numerics::Exact, 4)
+    };
+    let rows = |stale: bool| {
+        let mut script = Script::new(&weights, &options, Schedule::Eager)?;
+        script.adapters = [Some(0), Some(0), Some(0)];
+        script.step(&[0, 1, 2], &PREFIXES);
+        script.step(&[0], &[1]);
+        script.step(&[0], &[1]);
+        // The same token at the same place, so that nothing but the adapter is stale.
+        script.done[0] -= 1;
+        script.adapters[0] = Some(1);
+        script.watch.no_writes.store(stale, Relaxed);
+        Some(script.step(&[0], &[1]))
+    };
+    let Some(fresh) = rows(false) else { return };
+    assert!(rows(true).unwrap() != fresh);
 }

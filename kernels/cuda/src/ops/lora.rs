@@ -197,6 +197,27 @@ impl LoraPlan {
         plan
     }
 
+    /// The plan with tiles of no rows, up to `tiles` in all: launches of plans of one length are
+    /// alike. A plan without adapters stays empty.
+    pub fn padded(mut self, tiles: usize) -> Self {
+        if let Some([adapter, first, ..]) = self.tiles.last().copied() {
+            // What a tile without rows reads is what its neighbour reads.
+            let tiles = tiles.max(self.tiles.len());
+            self.tiles.resize(tiles, [adapter, first, 0, 0]);
+        }
+        self
+    }
+
+    /// Listed rows, as the kernels read them.
+    pub fn row_words(&self) -> &[u32] {
+        &self.rows
+    }
+
+    /// Tiles, likewise.
+    pub fn tile_words(&self) -> &[[u32; 4]] {
+        &self.tiles
+    }
+
     /// Whether no row has an adapter.
     pub fn is_empty(&self) -> bool {
         self.rows.is_empty()
@@ -229,6 +250,36 @@ pub fn place_lora<'a>(
         rows: device.input("lora rows", &plan.rows)?.address(),
         tiles: device.input("lora tiles", &plan.tiles)?.address(),
     })
+}
+
+impl<'a> PlacedLora<'a> {
+    /// A plan whose words lie, or will lie when the launch runs, in memory of the caller's: listed
+    /// rows, tiles.
+    ///
+    /// # Errors
+    /// When there is less room than the plan has words.
+    pub fn at(
+        plan: &'a LoraPlan,
+        (rows, tiles): (&Buffer<u32>, &Buffer<[u32; 4]>),
+    ) -> Result<Self, KernelError> {
+        let (room, words) = (
+            [rows.len(), tiles.len()],
+            [plan.rows.len(), plan.tiles.len()],
+        );
+        let enough = room[0] >= words[0] && room[1] >= words[1];
+        require(
+            enough,
+            "lora",
+            "room for the plan",
+            room,
+            format!("{words:?}"),
+        )?;
+        Ok(PlacedLora {
+            plan,
+            rows: rows.address(),
+            tiles: tiles.address(),
+        })
+    }
 }
 
 #[derive(Clone, Copy, Pod, Zeroable)]
@@ -390,5 +441,11 @@ mod tests {
         assert_eq!(plan.tiles, [[0, 0, 1, 0], [1, 1, 16, 0], [1, 17, 2, 0]]);
         assert_eq!((plan.adapters, plan.batch_rows), (2, 20));
         assert!(LoraPlan::new(&[None, None]).is_empty());
+        let padded = plan.clone().padded(5);
+        assert_eq!(padded.tile_words()[..3], plan.tiles);
+        assert_eq!(padded.tile_words()[3..], [[1, 17, 0, 0]; 2]);
+        assert_eq!(padded.row_words(), plan.rows);
+        assert_eq!(plan.clone().padded(2), plan);
+        assert!(LoraPlan::new(&[None]).padded(4).tile_words().is_empty());
     }
 }
