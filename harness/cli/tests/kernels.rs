@@ -118,6 +118,68 @@ fn a_missing_gpu_is_a_clear_message_and_exit_code_2() {
     );
 }
 
+/// Runs `scripts/gpu-check` where a GPU seems to be there and `prefillbench` is the shell script
+/// `body`; gives its exit code and `exit_codes.txt` without the seconds.
+fn gpu_check(body: &str, limit_s: u32) -> (Option<i32>, Vec<String>) {
+    use std::os::unix::fs::PermissionsExt;
+    let dir = tempfile::tempdir().unwrap();
+    let program = |name: &str, body: &str| {
+        let path = dir.path().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        path
+    };
+    program("nvidia-smi", "echo GPU 0");
+    let out = dir.path().join("out");
+    let path = std::env::var("PATH").unwrap_or_default();
+    let output =
+        Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scripts/gpu-check"))
+            .arg("--binary")
+            .arg(program("fake", body))
+            .arg("--out")
+            .arg(&out)
+            .args(["--limit-s", &limit_s.to_string()])
+            .env("PATH", format!("{}:{path}", dir.path().display()))
+            .output()
+            .expect("bash is there");
+    let lines = std::fs::read_to_string(out.join("exit_codes.txt")).unwrap_or_default();
+    let without_seconds = |line: &str| {
+        let words: Vec<&str> = line.split(' ').collect();
+        [&words[..2], &words[3..]].concat().join(" ")
+    };
+    (
+        output.status.code(),
+        lines.lines().map(without_seconds).collect(),
+    )
+}
+
+#[test]
+fn the_gpu_check_reports_what_it_had_no_time_for() {
+    let ends = |code: i32, lines: [&str; 2]| (Some(code), lines.map(str::to_owned).to_vec());
+    assert_eq!(
+        gpu_check("exit 0", 480),
+        ends(0, ["forward 0 done", "kernels 0 done"])
+    );
+    // A part that hangs is stopped, and the next one has its turn.
+    let hangs = "case \"$*\" in *--forward-only*) exec sleep 60;; esac";
+    let want = ends(3, ["forward 3 out of time", "kernels 0 done"]);
+    assert_eq!(gpu_check(hangs, 12), want);
+    // What was found wrong is not hidden by what could not be judged.
+    let wrong = "case \"$*\" in *--forward-only*) exit 1;; esac; exit 3";
+    assert_eq!(
+        gpu_check(wrong, 480),
+        ends(1, ["forward 1 done", "kernels 3 done"])
+    );
+    // No time for anything.
+    let want = ends(3, ["forward 3 not run", "kernels 3 not run"]);
+    assert_eq!(gpu_check("exit 0", 6), want);
+    let crashes = "case \"$*\" in *--version*) exit 0;; esac; kill -SEGV $$";
+    assert_eq!(
+        gpu_check(crashes, 480),
+        ends(1, ["forward 1 done", "kernels 1 done"])
+    );
+}
+
 #[test]
 fn options_that_do_not_go_together_are_refused() {
     for (args, named) in [
