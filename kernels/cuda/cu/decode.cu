@@ -194,10 +194,12 @@ template <class T> __device__ __forceinline__ void decode_merge(const MergeParam
     for (u32 item = begin; item < end; item++) {
         u64 at = u64(item) * p.q_heads + head;
         float max = p.partial_max_sum[at * 2];
+        // The difference first: the largest item must weigh exactly 1, or one item alone would not
+        // keep its bits.
 #ifdef PB_FAULT_BASE
-        float weight = expf(fmaf(max, p.scale_log2, -(top * p.scale_log2)));
+        float weight = expf((max - top) * p.scale_log2);
 #else
-        float weight = exp2f(fmaf(max, p.scale_log2, -(top * p.scale_log2)));
+        float weight = exp2f((max - top) * p.scale_log2);
 #endif
         o = fmaf(weight, p.partial_o[at * p.d_head + d], o);
         sum = fmaf(weight, p.partial_max_sum[at * 2 + 1], sum);

@@ -75,6 +75,10 @@ fn one_range_has_the_bits_of_prefill() {
     let device = Emulator::new(library);
     let plain = case.prefill(&device).unwrap();
     assert!(bits(&case.prefill_split(&device, 128).unwrap()) == bits(&plain));
+    // f16 shows more of the sums than bf16, and more rows show more.
+    let case = Case::<f16, f16>::new(23, SIZES, &[chunk(0, 192)]);
+    let plain = case.prefill(&device).unwrap();
+    assert!(bits(&case.prefill_split(&device, 192).unwrap()) == bits(&plain));
 }
 
 /// Keys after the end of a range, which then count twice.
