@@ -21,12 +21,12 @@ use pb_contract::{
     BlockId, Buckets, EngineConfig, Fault, Nanos, Preemption, RequestId, Stream, TokenId,
 };
 use pb_kv::{CacheEvent, CacheIdentity, EngineFormat, KvConfig, KvFormat, Positional, PrefixCache};
-use pb_model::forward::LogitRow;
+use pb_model::forward::{LayerKv, LogitRow};
 use pb_sched::Policy;
 use pb_tiers::TierStack;
 
 use crate::device_memory::DeviceMemory;
-use crate::execute::{Executor, KernelTotal};
+use crate::execute::{Chunk, Executor, KernelTotal};
 use crate::request::Live;
 use crate::swap::SwapPool;
 
@@ -107,6 +107,14 @@ impl EngineSpec {
 pub trait LogitTap: Send {
     /// Takes the logits at absolute `position` of request `id`.
     fn row(&mut self, id: RequestId, position: usize, logits: LogitRow<'_>);
+}
+
+/// Sees keys and values of a step as soon as a layer of them is written, while the layers above are
+/// still computed.
+pub trait LayerTap: Send {
+    /// Keys and values of `layer` are written at all positions of `chunks` and before them, and the
+    /// step changes them no more. The step waits until this returns.
+    fn layer(&mut self, chunks: &[Chunk<'_>], layer: usize, kv: &dyn LayerKv);
 }
 
 /// The engine core.

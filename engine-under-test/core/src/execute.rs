@@ -56,7 +56,9 @@ pub struct KernelTotal {
 /// Computes the chunks of a step.
 pub trait Executor: Send {
     /// Computes `chunks` in order and hands the wanted logits to `sink` by chunk number, or,
-    /// where there are no logits, a token for each chunk that is its sequence's last.
+    /// where there are no logits, a token for each chunk that is its sequence's last. Tells it of
+    /// every layer whose keys and values are written ([`LogitSink::layer_written`]), if that costs
+    /// it nothing.
     ///
     /// # Errors
     /// The backend's message; no chunk may then be taken as computed.

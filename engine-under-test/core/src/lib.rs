@@ -26,7 +26,7 @@ pub mod toy;
 pub use build::{EngineParts, build_executor};
 pub use device_memory::{DeviceMemory, PoolMemory, PurposeMemory, WholeMemory};
 pub use engine::{
-    AdapterInfo, Counters, Engine, EngineSpec, HandOff, Hold, HoldId, LogitTap, Progress,
+    AdapterInfo, Counters, Engine, EngineSpec, HandOff, Hold, HoldId, LayerTap, LogitTap, Progress,
     RequestState, Room, StepOutput,
 };
 pub use error::{AdmitError, ExecError};

@@ -1,13 +1,14 @@
 //! An exact toy language model over paged memory, for testing everything around a model.
 //!
-//! What it keeps for a position is one 64-bit number, made from the token, the position, the
-//! adapter and all numbers before it in the cache. The logits are a function of the numbers of
-//! the whole context. So a stale, foreign, lost or misplaced block gives other tokens, as it
-//! would with a real model, and unlike there every correct schedule gives the same bits, at a
-//! cost that lets thousands of schedules be tried.
+//! What a layer keeps for a position is one 64-bit number, made from what the layer below gives for
+//! it (the lowest: from the token), the position, the adapter and all numbers before it in the
+//! layer's cache. The logits are a function of the highest layer's numbers of the whole context,
+//! and each layer is computed for the whole batch before the next. So a stale, foreign, lost or
+//! misplaced block gives other tokens, as it would with a real model, and unlike there every
+//! correct schedule gives the same bits, at a cost that lets thousands of schedules be tried.
 
-use pb_contract::{BlockId, Clock, TokenId};
-use pb_model::forward::{ForwardTiming, LogitRow, LogitRows, LogitSink};
+use pb_contract::{BlockId, Clock};
+use pb_model::forward::{ForwardTiming, LayerKv, LogitRow, LogitRows, LogitSink};
 
 use crate::disagg::KvShape;
 use crate::execute::{Chunk, Executor};
@@ -19,28 +20,16 @@ const EMPTY: u64 = 0x5555_aaaa_5555_aaaa;
 pub struct ToyExecutor {
     vocab: usize,
     block_size: usize,
+    layers: Vec<Layer>,
+}
+
+/// What one layer keeps.
+struct Layer {
+    block_size: usize,
     slots: Vec<u64>,
 }
 
-impl ToyExecutor {
-    /// A toy of `vocab` tokens. Its memory is made when an engine takes it.
-    pub fn new(vocab: usize) -> Self {
-        ToyExecutor {
-            vocab,
-            block_size: 1,
-            slots: Vec::new(),
-        }
-    }
-
-    /// Shape of its blocks, in the terms of a model's: with f32 as the element type, a position has
-    /// eight bytes.
-    pub const SHAPE: KvShape = KvShape {
-        layers: 1,
-        kv_heads: 1,
-        d_head: 1,
-        header_bytes: 0,
-    };
-
+impl Layer {
     /// Where position `position` of a table lies.
     fn slot(&self, table: &[BlockId], position: usize) -> usize {
         let block = table[position / self.block_size].0 as usize;
@@ -52,6 +41,42 @@ impl ToyExecutor {
         let first = block.0 as usize * self.block_size;
         first..first + self.block_size
     }
+}
+
+impl LayerKv for Layer {
+    fn read(&self, block: BlockId, out: &mut Vec<u8>) {
+        let slots = &self.slots[self.range(block)];
+        out.extend(slots.iter().flat_map(|slot| slot.to_le_bytes()));
+    }
+}
+
+impl ToyExecutor {
+    /// A toy of `vocab` tokens and one layer. Its memory is made when an engine takes it.
+    pub fn new(vocab: usize) -> Self {
+        ToyExecutor::layered(vocab, 1)
+    }
+
+    /// A toy of `layers` layers, at least one.
+    pub fn layered(vocab: usize, layers: usize) -> Self {
+        let layer = |_| Layer {
+            block_size: 1,
+            slots: Vec::new(),
+        };
+        ToyExecutor {
+            vocab,
+            block_size: 1,
+            layers: (0..layers.max(1)).map(layer).collect(),
+        }
+    }
+
+    /// Shape of its blocks with one layer, in the terms of a model's: with f32 as the element type,
+    /// a position has eight bytes in each.
+    pub const SHAPE: KvShape = KvShape {
+        layers: 1,
+        kv_heads: 1,
+        d_head: 1,
+        header_bytes: 0,
+    };
 
     fn logits(&self, context: u64) -> Vec<f64> {
         let spread = |token| (mix(context, token as u64) >> 40) as f64 / (1u64 << 22) as f64;
@@ -67,13 +92,11 @@ fn mix(a: u64, b: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// What is kept of a token whose context digests to `context`.
-fn entry(context: u64, token: TokenId, position: usize, adapter: Option<usize>) -> u64 {
+/// What is kept of a position whose context digests to `context`; `input` is its token, or what the
+/// layer below gives for it.
+fn entry(context: u64, input: u64, position: usize, adapter: Option<usize>) -> u64 {
     let adapter = adapter.map_or(0, |index| index as u64 + 1);
-    mix(
-        mix(mix(context, u64::from(token)), position as u64),
-        adapter,
-    )
+    mix(mix(mix(context, input), position as u64), adapter)
 }
 
 impl Executor for ToyExecutor {
@@ -83,15 +106,26 @@ impl Executor for ToyExecutor {
         _clock: &dyn Clock,
         sink: &mut dyn LogitSink,
     ) -> Result<ForwardTiming, String> {
-        for (seq, chunk) in chunks.iter().enumerate() {
-            let table = chunk.block_table;
-            let before = (0..chunk.start).map(|p| self.slots[self.slot(table, p)]);
-            let mut context = before.fold(0, mix);
-            for (i, &token) in chunk.tokens.iter().enumerate() {
+        // What each position gives to the layer above.
+        let tokens = |chunk: &Chunk<'_>| chunk.tokens.iter().map(|&t| u64::from(t)).collect();
+        let mut given: Vec<Vec<u64>> = chunks.iter().map(tokens).collect();
+        for (index, layer) in self.layers.iter_mut().enumerate() {
+            for (chunk, given) in chunks.iter().zip(&mut given) {
+                let table = chunk.block_table;
+                let before = (0..chunk.start).map(|p| layer.slots[layer.slot(table, p)]);
+                let mut context = before.fold(0, mix);
+                for (position, value) in (chunk.start..).zip(given) {
+                    let slot = layer.slot(table, position);
+                    layer.slots[slot] = entry(context, *value, position, chunk.adapter);
+                    context = mix(context, layer.slots[slot]);
+                    *value = context;
+                }
+            }
+            sink.layer_written(index, layer);
+        }
+        for (seq, (chunk, given)) in chunks.iter().zip(given).enumerate() {
+            for (i, &context) in given.iter().enumerate() {
                 let position = chunk.start + i;
-                let slot = self.slot(table, position);
-                self.slots[slot] = entry(context, token, position, chunk.adapter);
-                context = mix(context, self.slots[slot]);
                 let last = i + 1 == chunk.tokens.len();
                 let wanted = match chunk.rows {
                     LogitRows::None => false,
@@ -108,37 +142,43 @@ impl Executor for ToyExecutor {
 
     fn resize_kv(&mut self, block_size: usize, num_blocks: usize) {
         self.block_size = block_size;
-        self.slots = vec![EMPTY; block_size * num_blocks];
+        for layer in &mut self.layers {
+            layer.block_size = block_size;
+            layer.slots = vec![EMPTY; block_size * num_blocks];
+        }
     }
 
     fn kv_bytes(&self) -> usize {
-        size_of_val(&self.slots[..])
+        self.layers.iter().map(|l| size_of_val(&l.slots[..])).sum()
     }
 
     fn copy_block(&mut self, from: BlockId, to: BlockId) {
-        let (from, to) = (self.range(from), self.range(to));
-        self.slots.copy_within(from, to.start);
+        for layer in &mut self.layers {
+            let (from, to) = (layer.range(from), layer.range(to));
+            layer.slots.copy_within(from, to.start);
+        }
     }
 
     fn read_block(&self, block: BlockId, out: &mut Vec<u8>) {
-        let slots = &self.slots[self.range(block)];
-        out.extend(slots.iter().flat_map(|slot| slot.to_le_bytes()));
+        self.layers.iter().for_each(|layer| layer.read(block, out));
     }
 
     fn write_block(&mut self, block: BlockId, image: &[u8]) -> Result<(), String> {
-        let range = self.range(block);
-        if image.len() != 8 * range.len() {
+        let (found, part) = (image.len(), 8 * self.block_size);
+        let expected = part * self.layers.len();
+        if found != expected {
             return Err(format!(
-                "a block image of {} bytes: must be {}",
-                image.len(),
-                8 * range.len()
+                "a block image of {found} bytes: must be {expected}"
             ));
         }
-        for (slot, bytes) in self.slots[range].iter_mut().zip(image.chunks_exact(8)) {
-            *slot = bytes
-                .iter()
-                .rev()
-                .fold(0, |x, &byte| x << 8 | u64::from(byte));
+        let word = |bytes: &[u8]| bytes.iter().rev().fold(0, |x, &b| x << 8 | u64::from(b));
+        for (layer, part) in self.layers.iter_mut().zip(image.chunks_exact(part)) {
+            let range = layer.range(block);
+            let words = part.chunks_exact(8).map(word);
+            layer.slots[range]
+                .iter_mut()
+                .zip(words)
+                .for_each(|(slot, word)| *slot = word);
         }
         Ok(())
     }

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 
 use pb_contract::{Clock, Nanos, RequestId, Stream, TokenId, TokenLogprobs};
 use pb_kv::PrefixCache;
-use pb_model::forward::{ForwardTiming, LogitRow, LogitRows, LogitSink, RowUse, TokenRule};
+use pb_model::forward::{
+    ForwardTiming, LayerKv, LogitRow, LogitRows, LogitSink, RowUse, TokenRule,
+};
 use pb_sched::Scheduled;
 
 use super::fork::Choice;
-use super::{Engine, LogitTap};
+use super::{Engine, LayerTap, LogitTap};
 use crate::error::ExecError;
 use crate::execute::Chunk;
 use crate::logprobs::token_logprobs;
@@ -45,6 +47,7 @@ impl Engine {
         &mut self,
         scheduled: &[Scheduled],
         clock: &dyn Clock,
+        layers: Option<&mut (dyn LayerTap + '_)>,
     ) -> Result<Computed, String> {
         let (requests, kv) = (&self.requests, self.kv.as_ref());
         let all_rows = self.tap.is_some();
@@ -58,6 +61,7 @@ impl Engine {
             streams: &mut self.streams,
             eos_ids: &self.spec.eos_ids,
             tap: self.tap.as_deref_mut(),
+            layers,
             results: chunks.iter().map(result_of).collect(),
         };
         let dispatched = clock.now();
@@ -124,16 +128,17 @@ fn chunk<'a>(s: &Scheduled, live: &'a Live, kv: &'a dyn PrefixCache, all_rows: b
 }
 
 /// Samples and records while the logits are at hand, so that they need not be kept.
-struct Sink<'a> {
+struct Sink<'a, 't> {
     chunks: &'a [Chunk<'a>],
     requests: &'a BTreeMap<RequestId, Live>,
     streams: &'a mut BTreeMap<RequestId, Stream>,
     eos_ids: &'a [TokenId],
     tap: Option<&'a mut (dyn LogitTap + 'static)>,
+    layers: Option<&'a mut (dyn LayerTap + 't)>,
     results: Vec<ChunkResult>,
 }
 
-impl Sink<'_> {
+impl Sink<'_, '_> {
     /// The token that request `id` takes from `logits`.
     fn choose(&mut self, id: RequestId, logits: &[f64]) -> Option<Choice> {
         let live = self.requests.get(&id)?;
@@ -154,7 +159,7 @@ fn prompt_top(live: &Live, position: usize) -> Option<u32> {
     wanted.filter(|_| predicted < live.prompt_tokens && predicted >= live.prompt_logprobs_done)
 }
 
-impl LogitSink for Sink<'_> {
+impl LogitSink for Sink<'_, '_> {
     fn row(&mut self, seq: usize, position: usize, logits: LogitRow<'_>) {
         let id = self.chunks[seq].id;
         if let Some(tap) = &mut self.tap {
@@ -225,5 +230,11 @@ impl LogitSink for Sink<'_> {
             stream.next_u64();
         }
         self.token(seq, token);
+    }
+
+    fn layer_written(&mut self, layer: usize, kv: &dyn LayerKv) {
+        if let Some(layers) = &mut self.layers {
+            layers.layer(self.chunks, layer, kv);
+        }
     }
 }

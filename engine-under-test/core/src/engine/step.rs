@@ -6,7 +6,7 @@ use pb_sched::{Observation, Scheduled, SeqView, StepPlan, View};
 use pb_tiers::TierKind;
 
 use super::compute::ChunkResult;
-use super::{Engine, Hold};
+use super::{Engine, Hold, LayerTap};
 use crate::error::ExecError;
 use crate::kv_adapter::{Admission, KvAdapter, PlanLog};
 
@@ -30,6 +30,19 @@ impl Engine {
     /// [`ExecError`] when the backend fails; the requests of the step are then removed, and what
     /// they had registered in the prefix cache is forgotten.
     pub fn step(&mut self, clock: &dyn Clock) -> Result<StepOutput, ExecError> {
+        self.step_tapped(clock, None)
+    }
+
+    /// As [`Engine::step`]; `layers` sees keys and values of the step layer by layer, where the
+    /// executor tells of them. What it sees of a step that fails is not computed.
+    ///
+    /// # Errors
+    /// As [`Engine::step`].
+    pub fn step_tapped(
+        &mut self,
+        clock: &dyn Clock,
+        layers: Option<&mut (dyn LayerTap + '_)>,
+    ) -> Result<StepOutput, ExecError> {
         let start = clock.now();
         self.kv.set_now(start.0);
         let evicted_before = self.kv.evicted_total();
@@ -53,7 +66,7 @@ impl Engine {
         let moved = self.move_blocks(&mut log);
         self.preempt(&out.preempted);
         self.admit(&out.scheduled, &log, &mut out.row, &mut out.events);
-        let computed = moved.and_then(|()| self.compute(&out.scheduled, clock));
+        let computed = moved.and_then(|()| self.compute(&out.scheduled, clock, layers));
         let computed = computed.map_err(|message| self.fail_step(&out.scheduled, message))?;
         out.row.dispatch_ns = computed.dispatched - planned;
         let observed = self.observation(&out.scheduled, &computed.results);

@@ -50,9 +50,14 @@ pub(crate) fn spec() -> EngineSpec {
     }
 }
 
+/// The toy of these tests.
+pub(crate) fn layered() -> ToyExecutor {
+    ToyExecutor::layered(VOCAB, crate::LAYERS)
+}
+
 /// A toy engine; planted faults are allowed.
 pub(crate) fn toy(config: EngineConfig) -> Engine {
-    Engine::new_under_test(config, spec(), Box::new(ToyExecutor::new(VOCAB))).unwrap()
+    Engine::new_under_test(config, spec(), Box::new(layered())).unwrap()
 }
 
 /// A greedy request that stops by length only.
@@ -94,7 +99,7 @@ pub(crate) fn prompt(label: &str, n: usize) -> Vec<TokenId> {
 /// a time, in blocks of its own.
 pub(crate) fn expected(request: &EngineRequest) -> Vec<TokenId> {
     let p = &request.sampling;
-    let mut toy = ToyExecutor::new(VOCAB);
+    let mut toy = layered();
     toy.resize_kv(1, MAX_LEN);
     let table: Vec<BlockId> = (0..MAX_LEN as u32).map(BlockId).collect();
     let seed = p.seed.unwrap_or(0);

@@ -10,3 +10,6 @@ mod random;
 mod simulation;
 mod synthetic;
 mod tiers;
+
+/// Layers of the toy.
+const LAYERS: usize = 1;

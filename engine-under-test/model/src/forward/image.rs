@@ -16,7 +16,7 @@
 //! image, so blocks with the same elements and scales have the same image, wherever they lie. A
 //! block that is not full has an image of all its slots, the unused ones included.
 
-use pb_contract::KvDtype;
+use pb_contract::{BlockId, KvDtype};
 
 use crate::config::LlamaConfig;
 
@@ -213,6 +213,16 @@ impl Side<'_> {
         let b = &self.scales[4 * i..];
         f32::from_le_bytes([b[0], b[1], b[2], b[3]])
     }
+}
+
+/// Keys and values of one layer, while those of the layers above are still to come.
+pub trait LayerKv {
+    /// Appends the layer's part of the image of `block` to `out`: the same bytes that an image of
+    /// all layers has there.
+    ///
+    /// # Panics
+    /// When the block is not in the pool.
+    fn read(&self, block: BlockId, out: &mut Vec<u8>);
 }
 
 /// Bytes of one block's image.

@@ -27,7 +27,7 @@ use crate::lora::AdapterSet;
 use crate::weights::Weights;
 pub use fault::numeric as numeric_fault;
 pub use image::{
-    HEADER_BYTES as IMAGE_HEADER_BYTES, ImageError, ImageShape, Side, block_image_bytes,
+    HEADER_BYTES as IMAGE_HEADER_BYTES, ImageError, ImageShape, LayerKv, Side, block_image_bytes,
 };
 pub use judge::{StoredKv, judge_stored_kv};
 pub use rope::RopeTables;
@@ -94,7 +94,8 @@ impl LogitRow<'_> {
     }
 }
 
-/// Where logits go, one position at a time, so that a long prompt needs no large buffer.
+/// Where results go as they come: logits one position at a time, so that a long prompt needs no
+/// large buffer, and keys and values one layer at a time.
 pub trait LogitSink: Send {
     /// Takes the logits at absolute `position` of batch entry `seq`. Rows come in batch order
     /// and ascending position.
@@ -115,6 +116,11 @@ pub trait LogitSink: Send {
     fn chosen(&mut self, seq: usize, token: TokenId) {
         self.token(seq, token);
     }
+
+    /// Keys and values of `layer` are written for the whole batch, and the pass changes them no
+    /// more. Told once for each layer, in order, before the layers above are computed; or never, by
+    /// a backend that does not compute layer by layer or would have to wait for it.
+    fn layer_written(&mut self, _layer: usize, _kv: &dyn LayerKv) {}
 }
 
 /// What a row of logits is for.

@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use pb_contract::BlockId;
 use pb_kernels_cpu::{AlignedBuf, KvElem, KvLayerMut, KvLayerView, KvScaling, KvShape};
 
 use crate::config::LlamaConfig;
-use crate::forward::image::{ImageError, Side};
+use crate::forward::image::{ImageError, LayerKv, Side};
 use crate::forward::scales::{KvScales, layer_scales};
 
 /// Keys or values of one layer, every block of the pool, with their scales.
@@ -165,5 +166,11 @@ impl<T: KvElem> KvLayer<T> {
     pub(super) fn write_block(&mut self, block: usize, [k, v]: [Side<'_>; 2]) {
         self.k.write(self.shape, block, k);
         self.v.write(self.shape, block, v);
+    }
+}
+
+impl<T: KvElem> LayerKv for KvLayer<T> {
+    fn read(&self, block: BlockId, out: &mut Vec<u8>) {
+        self.read_block(block.0 as usize, out);
     }
 }

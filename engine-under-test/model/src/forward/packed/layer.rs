@@ -67,6 +67,7 @@ impl<W: Packed> Parts<W> {
             kernels::add_bias(isa, pool, &mut s.qkv, bias);
         }
         self.rope_and_store(pool, kv, layout, s);
+        run.sink.layer_written(index, &*kv);
         self.attention(index, kv, layout, s, run);
         self.project(index, Projection::O, layout, &s.attn, &mut s.delta, run);
         self.add_norm(pool, &l.mlp_norm, s);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use pb_contract::{BlockId, KvDtype};
 
 use crate::config::LlamaConfig;
-use crate::forward::image::{ImageError, ImageShape, Side};
+use crate::forward::image::{ImageError, ImageShape, LayerKv, Side};
 use crate::forward::judge::StoredKv;
 use crate::forward::rounding::KvRounding;
 use crate::forward::scales::{KvScales, layer_scales};
@@ -29,6 +29,22 @@ pub(super) struct Cache {
     /// When set, the cache holds what another decoder stored: nothing is written, and what would
     /// have been is compared.
     judged: Option<StoredKv>,
+}
+
+/// One layer of a cache.
+pub(super) struct CachedLayer<'a> {
+    cache: &'a Cache,
+    layer: usize,
+}
+
+impl LayerKv for CachedLayer<'_> {
+    fn read(&self, block: BlockId, out: &mut Vec<u8>) {
+        let layer = &self.cache.layers[self.layer];
+        for (kind, store) in [(Kind::Keys, &layer.k), (Kind::Values, &layer.v)] {
+            let places = self.cache.places(kind, block);
+            out.extend(places.flat_map(|at| store[at].to_le_bytes()));
+        }
+    }
 }
 
 /// Keys or values: the order of their elements in an image differs.
@@ -173,14 +189,14 @@ impl Cache {
 
     pub(super) fn read_block(&self, block: BlockId, out: &mut Vec<u8>) {
         self.image(KvDtype::F64).push_header(out);
-        for layer in &self.layers {
-            for (kind, store) in [(Kind::Keys, &layer.k), (Kind::Values, &layer.v)] {
-                out.extend(
-                    self.places(kind, block)
-                        .flat_map(|at| store[at].to_le_bytes()),
-                );
-            }
+        for layer in 0..self.layers.len() {
+            self.layer(layer).read(block, out);
         }
+    }
+
+    /// One layer, to read.
+    pub(super) fn layer(&self, layer: usize) -> CachedLayer<'_> {
+        CachedLayer { cache: self, layer }
     }
 
     pub(super) fn write_block(&mut self, block: BlockId, image: &[u8]) -> Result<(), ImageError> {

@@ -279,6 +279,7 @@ impl Decoder for ReferenceDecoder {
         for (index, layer) in weights.layers.iter().enumerate() {
             run.layer = index;
             Self::attention_layer(layer, config, pool, cache, &mut x, &mut run);
+            sink.layer_written(index, &cache.layer(index));
             Self::mlp_layer(layer, config, pool, &mut x, &mut run);
         }
         let normed = norm(&x, &weights.final_norm, config.rms_eps);
