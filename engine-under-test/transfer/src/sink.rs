@@ -10,7 +10,7 @@ use pb_contract::{BlockId, Nanos, RequestId};
 
 use crate::cells::{CellSet, Span};
 use crate::frame::checksum;
-use crate::message::{Cause, DataHead, Message, Mode, Offer, TransferId};
+use crate::message::{Cause, DataHead, Granularity, Message, Mode, Offer, TransferId};
 use crate::row::Defect;
 use crate::source::ProtocolError;
 
@@ -25,7 +25,7 @@ pub struct SinkConfig {
     pub blocks: u32,
     /// Most transfers at a time.
     pub transfers: usize,
-    /// Cells that a pull asks for ahead of what has come.
+    /// Cells that a pull asks for ahead of what has come; with granularity `layer` of each layer.
     pub window_cells: u64,
     /// How long a transfer that has room may go without a cell. Where cells are sent while the
     /// prompt is computed, longer than a step.
@@ -399,6 +399,10 @@ impl Sink {
         let whole = Span::whole(inbound.offer.blocks, self.config.layers);
         let window = match inbound.offer.mode {
             Mode::Push => whole.cells(),
+            // The layers above come later, and must not hold up the lowest one of more blocks.
+            Mode::Pull if inbound.offer.granularity == Granularity::Layer => {
+                self.config.window_cells.max(1) * u64::from(whole.layers)
+            }
             // At least a block, so that every window can be asked for in whole blocks.
             Mode::Pull => self.config.window_cells.max(u64::from(whole.layers)),
         };

@@ -186,6 +186,7 @@ pub struct KvEngine {
     tickets: Stream,
     on_failure: OnFailure,
     granularity: Granularity,
+    layers: usize,
     stream_min_tokens: Option<usize>,
     exports: BTreeMap<u64, exports::Export>,
     /// Staged blocks of the pool, each with its slot and how many exports have it.
@@ -227,8 +228,7 @@ impl KvEngine {
     ) -> Result<KvEngine, String> {
         let me = peer(&engine, shape);
         let staging = Arc::new(staging(&engine, &me, shape)?);
-        let (sender, news) = channel();
-        let wake: Arc<OnceLock<Wake>> = Arc::default();
+        let (wake, (sender, news)) = (Arc::<OnceLock<Wake>>::default(), channel());
         let tell = {
             let wake = Arc::clone(&wake);
             Arc::new(move |told: News| {
@@ -270,6 +270,7 @@ impl KvEngine {
             tickets: Stream::new(seed, "kv tickets"),
             on_failure: options.on_failure,
             granularity: options.granularity,
+            layers: shape.layers,
             stream_min_tokens: options.stream_min_tokens,
             exports: BTreeMap::new(),
             staged: BTreeMap::new(),
@@ -357,7 +358,7 @@ impl KvEngine {
     /// As [`Engine::step`].
     pub fn step(&mut self, clock: &dyn Clock) -> Result<StepOutput, ExecError> {
         self.take_news();
-        let stepped = self.engine.step(clock);
+        let stepped = self.step_engine(clock);
         self.idle_step = stepped.as_ref().is_ok_and(|out| out.scheduled.is_empty());
         self.export(clock.now());
         // Requests that ended have left their places.
@@ -443,7 +444,7 @@ impl KvEngine {
         self.engine.check()?;
         let new = |import: &imports::Import| import.slots.len() - import.have;
         let growing = self.exports.values().filter_map(|one| one.growing.as_ref());
-        let streamed = growing.map(|growing| growing.filled).sum::<usize>();
+        let streamed = growing.map(|growing| growing.begun).sum::<usize>();
         let fetched = self.prefetches.values().map(|one| one.slots.len());
         let slots = self.imports.values().map(new).sum::<usize>()
             + self.staged.len()

@@ -7,7 +7,9 @@
 //! slot that is gone are refused: what is late cannot reach anybody else's block.
 //!
 //! A transport looks at images where they lie, and nobody waits for it meanwhile: it holds the
-//! images and not the lock, and whoever writes an image that is looked at writes a copy.
+//! images and not the lock, and whoever writes an image that is looked at writes a copy. An image
+//! that is made layer by layer is in parts of one layer, so that a step which adds a layer never
+//! copies those that are on their way; what was not added yet cannot be read.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -21,7 +23,36 @@ pub(super) const NOWHERE: BlockId = BlockId(u32::MAX);
 #[derive(Debug, Default)]
 struct Slots {
     made: u32,
-    images: BTreeMap<u32, Arc<Vec<u8>>>,
+    images: BTreeMap<u32, Image>,
+}
+
+/// One block.
+#[derive(Debug)]
+enum Image {
+    /// As executors make and take it.
+    Whole(Arc<Vec<u8>>),
+    /// The layers that are there, without a header.
+    Layers(Vec<Option<Arc<Vec<u8>>>>),
+}
+
+impl Image {
+    /// The part of the image that has its byte `at`, and where in that part the byte is; none when
+    /// it is not there. Behind `header_bytes` bytes layers begin, of `bytes` bytes in all.
+    fn part(
+        &mut self,
+        at: usize,
+        header_bytes: usize,
+        bytes: usize,
+    ) -> Option<(&mut Arc<Vec<u8>>, usize)> {
+        match self {
+            Image::Whole(image) => Some((image, at)),
+            Image::Layers(layers) => {
+                let (at, layer_bytes) = (at.checked_sub(header_bytes)?, bytes / layers.len());
+                let part = layers.get_mut(at / layer_bytes)?.as_mut()?;
+                Some((part, at % layer_bytes))
+            }
+        }
+    }
 }
 
 impl Slots {
@@ -72,11 +103,12 @@ impl Staging {
         assert_eq!(image.len(), self.image_bytes, "one length for all images");
         let mut slots = self.slots();
         let name = slots.name();
-        slots.images.insert(name, Arc::new(image));
+        slots.images.insert(name, Image::Whole(Arc::new(image)));
         BlockId(name)
     }
 
-    /// Names for slots that are made later, by [`Staging::fill`]. They take no memory.
+    /// Names for slots that are made later, by [`Staging::fill`] or [`Staging::begin`]. They take
+    /// no memory.
     pub fn names(&self, count: usize) -> Vec<BlockId> {
         let mut slots = self.slots();
         (0..count).map(|_| BlockId(slots.name())).collect()
@@ -85,8 +117,31 @@ impl Staging {
     /// Makes the slot of a name, with an image.
     pub fn fill(&self, name: BlockId, image: Vec<u8>) {
         assert_eq!(image.len(), self.image_bytes, "one length for all images");
-        let before = self.slots().images.insert(name.0, Arc::new(image));
+        self.make(name, Image::Whole(Arc::new(image)));
+    }
+
+    /// Makes the slot of a name, without any of its `layers` layers.
+    pub fn begin(&self, name: BlockId, layers: usize) {
+        let content_bytes = self.image_bytes - self.header.len();
+        assert!(layers > 0 && content_bytes.is_multiple_of(layers));
+        self.make(name, Image::Layers(vec![None; layers]));
+    }
+
+    fn make(&self, name: BlockId, image: Image) {
+        let before = self.slots().images.insert(name.0, image);
         assert!(before.is_none(), "a slot is made once");
+    }
+
+    /// Adds a layer to a slot that was begun; false when there is no such slot.
+    pub fn add_layer(&self, name: BlockId, layer: usize, part: Vec<u8>) -> bool {
+        let mut slots = self.slots();
+        let Some(Image::Layers(layers)) = slots.images.get_mut(&name.0) else {
+            return false;
+        };
+        let content_bytes = self.image_bytes - self.header.len();
+        assert_eq!(part.len() * layers.len(), content_bytes, "layers of a size");
+        layers[layer] = Some(Arc::new(part));
+        true
     }
 
     /// A slot to be filled.
@@ -96,10 +151,13 @@ impl Staging {
         self.put(image)
     }
 
-    /// The image of a slot, which is gone afterwards.
+    /// The image of a slot, which is gone afterwards; none when there is no slot, or it was made
+    /// layer by layer, to be given away.
     pub fn take(&self, slot: BlockId) -> Option<Vec<u8>> {
-        let image = self.slots().images.remove(&slot.0)?;
-        Some(Arc::unwrap_or_clone(image))
+        match self.slots().images.remove(&slot.0)? {
+            Image::Whole(image) => Some(Arc::unwrap_or_clone(image)),
+            Image::Layers(_) => None,
+        }
     }
 
     /// Slots in use.
@@ -113,7 +171,7 @@ impl Staging {
     }
 
     /// Goes through the parts of `bytes` bytes from `at` on, slot by slot: `visit` gets the image,
-    /// where in it the part begins, where among the bytes, and how long it is.
+    /// or a layer of it, where in that the part begins, where among the bytes, and how long it is.
     fn parts(
         &self,
         slots: &mut Slots,
@@ -127,15 +185,16 @@ impl Staging {
             let here = at + done as u64;
             let name = u32::try_from(here / image_bytes).ok();
             let image = name.and_then(|name| slots.images.get_mut(&name));
-            // Gone, or never made.
-            let image = image.ok_or(MemoryError::Range {
+            let (header, start) = (self.header.len(), (here % image_bytes) as usize);
+            let part = image.and_then(|i| i.part(start, header, self.image_bytes - header));
+            // Gone, or not there yet.
+            let (part, start) = part.ok_or(MemoryError::Range {
                 at,
                 end,
                 bytes: self.bytes(),
             })?;
-            let start = (here % image_bytes) as usize;
-            let n = (self.image_bytes - start).min(bytes - done);
-            visit(image, start, done, n);
+            let n = (part.len() - start).min(bytes - done);
+            visit(part, start, done, n);
             done += n;
         }
         Ok(())
@@ -219,6 +278,46 @@ mod tests {
         let mut first = [0];
         staging.read(at, &mut first).unwrap();
         assert_eq!(first, [2]);
+    }
+
+    #[test]
+    fn layers_are_read_as_they_come_and_not_before() {
+        let staging = Staging::new(8, vec![7, 7]);
+        let name = staging.names(1)[0];
+        assert!(!staging.add_layer(name, 0, vec![1, 2, 3]), "not begun");
+        staging.begin(name, 2);
+        assert_eq!(staging.len(), 1);
+        let region = staging.region(2);
+        let read = |layer, bytes| {
+            let mut out = vec![0; bytes];
+            staging.read(region.offset(name, layer), &mut out).ok()?;
+            Some(out)
+        };
+        assert_eq!((read(0, 3), read(1, 3)), (None, None));
+        // The upper one first: none stands for another.
+        assert!(staging.add_layer(name, 1, vec![4, 5, 6]));
+        assert_eq!((read(0, 3), read(1, 3)), (None, Some(vec![4, 5, 6])));
+        let range = |layer, bytes| Descriptor {
+            at: region.offset(name, layer),
+            bytes,
+        };
+        let mut seen = Vec::new();
+        let mut see = |parts: &[&[u8]]| {
+            let before = parts[0].as_ptr();
+            assert!(staging.add_layer(name, 0, vec![1, 2, 3]));
+            // What is looked at was not copied for it.
+            let again = staging.view(&[range(1, 3)], &mut |now: &[&[u8]]| {
+                assert_eq!(now[0].as_ptr(), before);
+            });
+            assert!(again.unwrap());
+            seen = parts.concat();
+        };
+        assert!(staging.view(&[range(1, 3)], &mut see).unwrap());
+        assert_eq!(seen, [4, 5, 6]);
+        assert_eq!(read(0, 6), Some(vec![1, 2, 3, 4, 5, 6]), "across layers");
+        assert_eq!(read(0, 7), None, "beyond the image");
+        assert!(staging.take(name).is_none() && staging.is_empty());
+        assert!(!staging.add_layer(name, 0, vec![1, 2, 3]), "gone");
     }
 
     #[test]

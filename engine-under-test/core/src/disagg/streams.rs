@@ -2,31 +2,126 @@
 //!
 //! Whoever sends such a request names the ticket, and may tell it to a decode engine at once. After
 //! each step the blocks that are full are copied out of the pool; from the first one on the ticket
-//! can be claimed. The last block, full or not, follows with the first token: what a decode engine
-//! has acknowledged is a prompt that was handed off, and no other. If the transfer fails before,
-//! the request is handed off under another ticket, as if it had never been streamed.
+//! can be claimed. With granularity `layer` it is the step itself that copies each layer of the
+//! blocks that it fills, as soon as that layer is written: it goes while the layers above are
+//! computed. The last block, full or not, follows with the first token: what a decode engine has
+//! acknowledged is a prompt that was handed off, and no other. If the transfer fails before, the
+//! request is handed off under another ticket, as if it had never been streamed.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pb_contract::{BlockId, EngineRequest, Nanos, RequestId};
+use pb_contract::{BlockId, Clock, EngineRequest, Nanos, RequestId};
+use pb_model::forward::LayerKv;
 use pb_transfer::Granularity;
-use pb_transfer::service::{Held, Progress};
+use pb_transfer::service::{Exporter, Held, Progress};
 
 use super::exports::Export;
-use super::{HandedOff, KvEngine};
-use crate::engine::HandOff;
-use crate::error::AdmitError;
+use super::{HandedOff, KvEngine, Staging};
+use crate::engine::{HandOff, LayerTap, StepOutput};
+use crate::error::{AdmitError, ExecError};
+use crate::execute::Chunk;
 
 /// What is given away of a prompt that is computed.
 pub(super) struct Growing {
     digest: [u8; 32],
     tokens: usize,
-    /// Names of its blocks' copies, the first `filled` of which are there.
+    /// Names of its blocks' copies.
     slots: Vec<BlockId>,
-    pub(super) filled: usize,
+    /// Leading blocks whose copies are whole.
+    filled: usize,
+    /// Leading blocks that have copies; more than are whole only while a step goes on, and after
+    /// one that has failed.
+    pub(super) begun: usize,
     pub(super) progress: Arc<Progress>,
     /// Whether it can be claimed.
     pub(super) held: bool,
+}
+
+impl Growing {
+    /// Leading blocks that may go when the first `blocks` are computed: the last one only when the
+    /// prefill has `ended`.
+    fn may_go(&self, blocks: usize, ended: bool) -> usize {
+        blocks.min(self.slots.len() - usize::from(!ended))
+    }
+
+    /// Copies `layer` of those of the first `blocks` blocks that are not whole, and lets it go.
+    fn add_layer(
+        &mut self,
+        (layer, layers): (usize, usize),
+        blocks: usize,
+        table: &[BlockId],
+        kv: &dyn LayerKv,
+        staging: &Staging,
+    ) {
+        let done = self.may_go(blocks, false);
+        if done <= self.filled {
+            // A request that was preempted computes again what was copied already.
+            return;
+        }
+        let new = self.filled..done;
+        for &slot in self.slots.iter().take(done).skip(self.begun) {
+            staging.begin(slot, layers);
+        }
+        self.begun = self.begun.max(done);
+        let mut part_bytes = 0;
+        for (&block, &slot) in table[new.clone()].iter().zip(&self.slots[new]) {
+            let mut part = Vec::with_capacity(part_bytes);
+            kv.read(block, &mut part);
+            part_bytes = part.len();
+            staging.add_layer(slot, layer, part);
+        }
+        self.progress.layer_computed(layer, done as u32);
+    }
+
+    /// Lets it be claimed, if there is a cell and it cannot be yet.
+    fn offer(&mut self, ticket: u64, exporter: Option<&Exporter>, now: Nanos) {
+        if self.held || self.begun == 0 {
+            return;
+        }
+        self.held = true;
+        if let Some(exporter) = exporter {
+            exporter.hold(Held {
+                ticket,
+                digest: self.digest,
+                tokens: self.tokens as u64,
+                blocks: self.slots.clone(),
+                since: now,
+                progress: Some(Arc::clone(&self.progress)),
+            });
+        }
+    }
+}
+
+/// Copies what streamed prompts get in a step, layer by layer.
+struct Streaming<'a> {
+    streams: &'a BTreeMap<RequestId, u64>,
+    exports: &'a mut BTreeMap<u64, Export>,
+    staging: &'a Staging,
+    exporter: Option<&'a Exporter>,
+    clock: &'a dyn Clock,
+    layers: usize,
+    block_size: usize,
+}
+
+impl LayerTap for Streaming<'_> {
+    fn layer(&mut self, chunks: &[Chunk<'_>], layer: usize, kv: &dyn LayerKv) {
+        for chunk in chunks {
+            let Some(ticket) = self.streams.get(&chunk.id) else {
+                continue;
+            };
+            let export = self.exports.get_mut(ticket);
+            let Some(growing) = export.and_then(|export| export.growing.as_mut()) else {
+                continue;
+            };
+            let blocks = (chunk.start + chunk.tokens.len()) / self.block_size;
+            let at = (layer, self.layers);
+            growing.add_layer(at, blocks, chunk.block_table, kv, self.staging);
+            if !growing.held {
+                growing.offer(*ticket, self.exporter, self.clock.now());
+            }
+        }
+    }
 }
 
 impl KvEngine {
@@ -50,13 +145,32 @@ impl KvEngine {
                 tokens,
                 slots: self.staging.names(blocks),
                 filled: 0,
-                progress: Arc::default(),
+                begun: 0,
+                progress: Arc::new(Progress::new(self.layers)),
                 held: false,
             };
             self.exports.insert(ticket, Export::growing(id, growing));
             self.streams.insert(id, ticket);
         }
         Ok(())
+    }
+
+    /// Steps the engine. With granularity `layer` what streamed prompts get is given away
+    /// meanwhile.
+    pub(super) fn step_engine(&mut self, clock: &dyn Clock) -> Result<StepOutput, ExecError> {
+        if self.granularity != Granularity::Layer || self.streams.is_empty() {
+            return self.engine.step(clock);
+        }
+        let mut streaming = Streaming {
+            block_size: self.engine.config().block_size,
+            streams: &self.streams,
+            exports: &mut self.exports,
+            staging: &self.staging,
+            exporter: self.exporter.as_ref(),
+            clock,
+            layers: self.layers,
+        };
+        self.engine.step_tapped(clock, Some(&mut streaming))
     }
 
     /// Gives away what the last step has computed, and ends what will not be computed.
@@ -78,8 +192,8 @@ impl KvEngine {
         }
     }
 
-    /// Copies the first `blocks` blocks out of the pool, as far as that was not done, and lets
-    /// them go. The last one goes only when the prefill has `ended`.
+    /// Copies the first `blocks` blocks out of the pool, as far as the step has not done that, and
+    /// lets them go. The last one goes only when the prefill has `ended`.
     fn fill_stream(
         &mut self,
         ticket: u64,
@@ -92,32 +206,19 @@ impl KvEngine {
         let Some(growing) = export.and_then(|export| export.growing.as_mut()) else {
             return;
         };
-        let all = growing.slots.len();
-        let done = blocks.min(if ended { all } else { all - 1 });
+        let done = growing.may_go(blocks, ended);
         // A request that was preempted has fewer blocks than were copied already.
         let blocks = table.iter().zip(&growing.slots).take(done);
-        for (&block, &slot) in blocks.skip(growing.filled) {
+        for (&block, &slot) in blocks.skip(growing.begun) {
             self.staging.fill(slot, self.engine.block_image(block));
         }
-        growing.filled = growing.filled.max(done);
+        growing.begun = growing.begun.max(done);
+        growing.filled = growing.begun;
         match ended {
-            true => growing.progress.ended(all as u32, now),
+            true => growing.progress.ended(growing.filled as u32, now),
             false => growing.progress.computed(growing.filled as u32),
         }
-        if growing.held || growing.filled == 0 {
-            return;
-        }
-        growing.held = true;
-        if let Some(exporter) = &self.exporter {
-            exporter.hold(Held {
-                ticket,
-                digest: growing.digest,
-                tokens: growing.tokens as u64,
-                blocks: growing.slots.clone(),
-                since: now,
-                progress: Some(Arc::clone(&growing.progress)),
-            });
-        }
+        growing.offer(ticket, self.exporter.as_ref(), now);
     }
 
     /// Lets the rest of a prompt go that was handed off. False when it was not streamed, or its
@@ -147,7 +248,7 @@ impl KvEngine {
             return;
         };
         self.streams.remove(&export.request);
-        for &slot in &growing.slots[..growing.filled] {
+        for &slot in &growing.slots[..growing.begun] {
             self.staging.take(slot);
         }
     }

@@ -80,7 +80,7 @@ fn a_prefix_that_is_here_is_not_sent_and_the_last_block_always_is() {
             let blocks = n.div_ceil(B) - have / B;
             assert_eq!(
                 stats.received_bytes,
-                (blocks * B * 8) as u64,
+                (blocks * B * 8 * crate::LAYERS) as u64,
                 "{kind:?} {n}"
             );
             let counters = pair.decode.as_ref().unwrap().engine().counters();

@@ -5,9 +5,15 @@
 mod common;
 
 mod aborts;
+mod arrival;
 mod back_pressure;
 mod deaths;
 mod equal;
+mod hooked;
 mod images;
+mod layers;
 mod pair;
 mod streams;
+
+/// Layers of the toy.
+const LAYERS: usize = 3;

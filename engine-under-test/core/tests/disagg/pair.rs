@@ -23,6 +23,12 @@ use crate::common;
 const PATIENCE_TURNS: usize = 60_000;
 const STALL: Duration = Duration::from_secs(120);
 
+/// Shape of the toys' blocks.
+pub(crate) const SHAPE: KvShape = KvShape {
+    layers: crate::LAYERS,
+    ..ToyExecutor::SHAPE
+};
+
 static SOCKETS: AtomicU32 = AtomicU32::new(0);
 
 /// What carries the KV.
@@ -107,7 +113,7 @@ pub(crate) fn ports(rig: Rig) -> (KvPorts, KvPorts, Remote) {
 
 /// A toy engine with ways in or out.
 pub(crate) fn toy(config: EngineConfig, ports: KvPorts, options: &KvOptions) -> KvEngine {
-    with_ports(common::toy(config), ToyExecutor::SHAPE, ports, options)
+    with_ports(common::toy(config), SHAPE, ports, options)
 }
 
 pub(crate) fn with_ports(
@@ -142,6 +148,8 @@ pub(crate) struct Pair {
     pub(crate) streams: bool,
     /// Requests that were handed off under the ticket that they were streamed under.
     pub(crate) streamed: BTreeSet<RequestId>,
+    /// Requests that the prefill engine has preempted when it had given away their first blocks.
+    pub(crate) preempted: BTreeSet<RequestId>,
 }
 
 impl Pair {
@@ -161,6 +169,7 @@ impl Pair {
             frozen: false,
             streams: false,
             streamed: BTreeSet::new(),
+            preempted: BTreeSet::new(),
         }
     }
 
@@ -230,8 +239,15 @@ impl Pair {
         if let Some(prefill) = &mut self.prefill {
             prefill.take_news();
             if prefill.has_work() {
+                let tokens = |&id: &RequestId| prefill.engine().prefilled_tokens(id);
+                let block_size = prefill.engine().config().block_size;
+                let given = |id: &RequestId| tokens(id).is_some_and(|n| n >= block_size);
+                let given: BTreeSet<RequestId> =
+                    self.requests.keys().copied().filter(given).collect();
                 let out = prefill.step(&WallClock).unwrap();
                 busy |= !out.scheduled.is_empty();
+                let preempted = out.preempted.iter().filter(|id| given.contains(id));
+                self.preempted.extend(preempted);
                 handed = prefill.take_handed_off();
                 let over: BTreeSet<RequestId> = handed.iter().map(|over| over.id).collect();
                 for event in out.events {

@@ -106,11 +106,12 @@ fn blocks_are_sent_before_the_prompt_is_computed() {
         assert_eq!(rows.len(), 1);
         let row = &rows[0];
         assert_eq!((row.ended, row.tokens), (Ended::Acknowledged, 23));
-        // A toy's position has eight bytes.
-        assert_eq!(row.bytes, 6 * B as u64 * 8);
-        assert!(row.early_bytes >= 2 * B as u64 * 8, "{row:?}");
+        // A toy's position has eight bytes in each layer.
+        let block_bytes = (B * 8 * crate::LAYERS) as u64;
+        assert_eq!(row.bytes, 6 * block_bytes);
+        assert!(row.early_bytes >= 2 * block_bytes, "{row:?}");
         // The last block goes when the first token is known, and never before.
-        assert!(row.early_bytes <= 5 * B as u64 * 8, "{row:?}");
+        assert!(row.early_bytes <= 5 * block_bytes, "{row:?}");
         assert!(row.exposed_ns < Some(row.total_ns), "{row:?}");
     }
 }
@@ -137,8 +138,9 @@ fn short_prompts_and_bulk_are_handed_off_as_ever() {
 
 #[test]
 fn a_first_token_that_is_the_last_takes_everything_back() {
-    let options = streaming(Mode::Pull, Granularity::Chunk, OnFailure::Fail);
-    for claimed in [false, true] {
+    let both = [Granularity::Chunk, Granularity::Layer];
+    for (claimed, granularity) in [false, true].into_iter().flat_map(|c| both.map(|g| (c, g))) {
+        let options = streaming(Mode::Pull, granularity, OnFailure::Fail);
         let mut pair = pair(Rig::Tcp, &options);
         let mut stops = greedy(2, &prompt("stops", 23), 8);
         stops.sampling.stop_token_ids = vec![expected(&stops)[0]];
@@ -192,7 +194,7 @@ fn an_abort_after_any_turn_leaves_nothing_behind() {
 fn a_prefetch_that_ends_early_costs_its_request_nothing() {
     // The decode engine gives its prefetch up in the middle: the request is handed off under
     // another ticket.
-    let options = streaming(Mode::Pull, Granularity::Chunk, OnFailure::Fail);
+    let options = streaming(Mode::Pull, Granularity::Layer, OnFailure::Fail);
     let mut pair = pair(Rig::Tcp, &options);
     let request = greedy(1, &prompt("early", 23), 6);
     on_the_way(&mut pair, &request, 2);
@@ -219,11 +221,11 @@ fn a_prefetch_that_ends_early_costs_its_request_nothing() {
 #[test]
 fn either_engine_may_die_after_any_turn() {
     for on_failure in [OnFailure::Recompute, OnFailure::Fail] {
-        for (dies_first, turns) in (0..12).flat_map(|n| [(true, n), (false, n)]) {
-            let mut pair = pair(
-                Rig::Tcp,
-                &streaming(Mode::Push, Granularity::Chunk, on_failure),
-            );
+        let each = (0..12).flat_map(|n| [(true, n), (false, n)]);
+        let both = [Granularity::Chunk, Granularity::Layer];
+        let each = each.flat_map(|how| both.map(|granularity| (how, granularity)));
+        for ((dies_first, turns), granularity) in each {
+            let mut pair = pair(Rig::Tcp, &streaming(Mode::Push, granularity, on_failure));
             for id in 0..4 {
                 let tokens = prompt(&format!("death {id}"), 7 + 8 * id as usize);
                 pair.send(greedy(id, &tokens, 8));

@@ -1,21 +1,20 @@
 //! The prefill side: what is held, and the connections over which it is claimed.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use pb_contract::{BlockId, Clock, Nanos, RequestId, Stream};
 
+use super::growing::{Growing, Progress, lend};
 use super::{KvListener, Tell};
 use crate::agent::{SourceAgent, SourceEvent, SourceOptions};
-use crate::cells::Span;
 use crate::handshake::{Allow, Peer};
 use crate::memory::{Memory, Region};
 use crate::message::{Cause, Granularity, Mode, TransferId};
 use crate::row::{self, Defect, Ended, TransferRow};
-use crate::source::Lend;
 use crate::transport::Arrival;
 
 /// How long a thread sleeps at most before it looks whether it is to end.
@@ -42,44 +41,6 @@ pub struct ExportOptions {
     pub handshake: Duration,
 }
 
-/// How far the KV of a prompt is, which is given away while it is computed. The engine's thread
-/// tells, the connection's thread looks.
-#[derive(Debug, Default)]
-pub struct Progress {
-    /// Leading blocks that are computed, lie in memory and will not change.
-    blocks: AtomicU32,
-    ended: OnceLock<Nanos>,
-    aborted: AtomicBool,
-}
-
-impl Progress {
-    /// The first `blocks` blocks are computed, lie in memory and will not change.
-    pub fn computed(&self, blocks: u32) {
-        // What was written to memory before is seen by whoever sees the number.
-        self.blocks.fetch_max(blocks, Ordering::Release);
-    }
-
-    /// The prefill has ended, and with it the last block is computed.
-    pub fn ended(&self, blocks: u32, now: Nanos) {
-        // The second of two ends could only say the same.
-        let _ = self.ended.set(now);
-        self.computed(blocks);
-    }
-
-    /// The prompt will not be computed to its end.
-    pub fn abort(&self) {
-        self.aborted.store(true, Ordering::Release);
-    }
-
-    fn is_aborted(&self) -> bool {
-        self.aborted.load(Ordering::Acquire)
-    }
-
-    fn blocks(&self) -> u32 {
-        self.blocks.load(Ordering::Acquire)
-    }
-}
-
 /// KV that is held.
 #[derive(Clone, Debug)]
 pub struct Held {
@@ -101,7 +62,7 @@ impl Held {
     /// Since when its lease runs; none while it is computed.
     fn idle_since(&self) -> Option<Nanos> {
         match &self.progress {
-            Some(progress) => progress.ended.get().copied(),
+            Some(progress) => progress.ended_at(),
             None => Some(self.since),
         }
     }
@@ -161,12 +122,12 @@ impl Shelf {
 }
 
 /// What every connection of an exporter needs.
-struct Common {
+pub(super) struct Common {
     shelf: Shelf,
-    me: Peer,
+    pub(super) me: Peer,
     memory: Arc<dyn Memory>,
     region: Region,
-    options: ExportOptions,
+    pub(super) options: ExportOptions,
     clock: Arc<dyn Clock>,
     /// Where the next connection's transfer ids begin.
     ids: Mutex<Stream>,
@@ -373,95 +334,4 @@ fn nap(agent: &SourceAgent, clock: &dyn Clock) -> Duration {
         .next_deadline()
         .map(|at| at.saturating_sub(clock.now()));
     due.map_or(NAP, |due| due.to_duration().min(NAP))
-}
-
-/// Offers what was claimed. What is computed whole is sealed at once; the rest is given back, to
-/// be sealed as it comes.
-fn lend(common: &Common, agent: &mut SourceAgent, held: Held) -> Option<Growing> {
-    let blocks = held.blocks.len() as u32;
-    let id = agent.lend(Lend {
-        request: RequestId(held.ticket),
-        tokens: held.tokens,
-        blocks: held.blocks,
-        mode: common.options.mode,
-        granularity: common.options.granularity,
-    });
-    let Some(progress) = held.progress else {
-        agent.prefill_ended_at(id, held.since);
-        seal(common, agent, id, (0, blocks));
-        return None;
-    };
-    Some(Growing {
-        id,
-        progress,
-        blocks,
-        sealed: 0,
-    })
-}
-
-/// A transfer whose prompt is still computed.
-struct Growing {
-    id: TransferId,
-    progress: Arc<Progress>,
-    blocks: u32,
-    sealed: u32,
-}
-
-impl Growing {
-    /// Seals what has been computed since the last time; false when there is no more to come.
-    fn advance(&mut self, common: &Common, agent: &mut SourceAgent) -> bool {
-        if self.progress.is_aborted() {
-            agent.abort(self.id, Cause::Cancelled);
-            return false;
-        }
-        let done = self.progress.blocks().min(self.blocks);
-        if done > self.sealed {
-            if let Some(&end) = self.progress.ended.get() {
-                agent.prefill_ended_at(self.id, end);
-            }
-            let alive = seal(common, agent, self.id, (self.sealed, done));
-            self.sealed = done;
-            return alive && done < self.blocks;
-        }
-        true
-    }
-}
-
-/// Seals blocks `from..to`, in the order in which the granularity sends them; false when the lease
-/// has ended.
-fn seal(common: &Common, agent: &mut SourceAgent, id: TransferId, (from, to): (u32, u32)) -> bool {
-    let layers = common.me.layers as u32;
-    let all = Span {
-        block: from,
-        blocks: to - from,
-        ..Span::whole(to, layers)
-    };
-    let spans: Vec<Span> = match common.options.granularity {
-        Granularity::Bulk => vec![all],
-        Granularity::Chunk => (from..to)
-            .map(|block| Span {
-                block,
-                blocks: 1,
-                ..all
-            })
-            .collect(),
-        Granularity::Layer => (0..layers)
-            .map(|layer| Span {
-                layer,
-                layers: 1,
-                ..all
-            })
-            .collect(),
-    };
-    for span in spans {
-        match agent.seal(id, span) {
-            Ok(true) => {}
-            Ok(false) => return false,
-            Err(_) => {
-                agent.abort(id, Cause::Memory);
-                return false;
-            }
-        }
-    }
-    true
 }

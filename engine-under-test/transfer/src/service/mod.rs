@@ -15,8 +15,8 @@
 //! ```
 //!
 //! What is held may still be computed ([`Progress`]): it is offered when it is claimed, and sent as
-//! it comes. A claim that is *early* waits for its ticket, as it may be sooner there than the
-//! prompt.
+//! it comes, layer by layer within a step if the granularity says so. A claim that is *early* waits
+//! for its ticket, as it may be sooner there than the prompt.
 //!
 //! Nobody claims: the hold ends when its lease is over. Whatever else happens, every hold ends in
 //! one [`ExportEvent::Freed`], and every claim in one [`ImportEvent::Started`] or
@@ -26,12 +26,14 @@
 mod connect;
 mod connection;
 mod export;
+mod growing;
 mod import;
 
 use std::sync::Arc;
 
 pub use connect::{Dial, KvListener, Remote};
-pub use export::{ExportEvent, ExportOptions, Exporter, Held, Progress};
+pub use export::{ExportEvent, ExportOptions, Exporter, Held};
+pub use growing::Progress;
 pub use import::{Claim, ImportEvent, ImportOptions, Importer};
 
 /// Where a thread tells what happened; called from several threads.
