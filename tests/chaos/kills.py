@@ -2,11 +2,16 @@
 """Kills, stops and cuts at random moments, in real processes.
 
 usage: kills.py [--events N] [--seed N] [--policy recompute|fail] [--plant FAULT]
+                [--kv-granularity bulk|chunk|layer]
 
 Starts a router, two prefill and two decode workers (generated model, exact arithmetic), and sends
 it a steady mix of requests whose answers one server has given before. Meanwhile workers are killed
 and started again, or stopped for a while, and the connections that carry KV are cut, frozen, or
 have a bit flipped. What happens, to whom, and after what pause is drawn from the seed.
+
+With `--kv-granularity` both prefill workers have that granularity, and with `chunk` and `layer`
+they stream prompts of two blocks and more, which takes several steps: KV is lost while it is
+computed. Without it one sends in bulk and one by layers, from 256 tokens on while it computes.
 
 Checked for both policies, exit code 1 otherwise:
 
@@ -18,7 +23,8 @@ Checked for both policies, exit code 1 otherwise:
 - Afterwards no worker has a block in transfer, a request or a block less than at its start; no
   thread has panicked; the router has no request on any worker's account; all requests once more
   are all answered right, and in two parts.
-- The events were hard enough: requests were started again, and transfers failed.
+- The events were hard enough: requests were started again, and transfers failed; where prompts are
+  streamed, also transfers that had begun while their prompt was computed.
 
 `--plant` puts in a fault that the check must find: `token` (another token in an answer), `gap` (a
 part of an answer is missing), `hang` (an answer stops), `hold` (KV that nobody fetches).
@@ -26,7 +32,7 @@ part of an answer is missing), `hang` (an answer stops), `hold` (KV that nobody 
 import argparse, asyncio, collections, math, os, random, re, sys, tempfile, time
 
 import load
-from rig import Front, Link, Process, Worker, free_ports, get, get_json
+from rig import Front, Link, Process, Worker, free_ports, get, get_json, rows_of
 
 ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 POLICIES = ["recompute", "fail"]
@@ -34,14 +40,25 @@ CLIENTS, BODIES = 16, 54
 LEASE_S = 2.0
 # What a worker waits for a peer (not an option): a stop that is longer fails transfers by itself.
 PATIENCE_S = 10.0
-MODEL = ["--model", "synthetic-tiny", "--numerics", "exact", "--threads", "1"]
+SERVE = ["--numerics", "exact", "--threads", "1", "--model"]
 # How often each kind comes.
 KINDS = {"kill": 26, "stop": 14, "long stop": 3, "cut": 14, "cut in a transfer": 22,
          "flipped bit": 14, "frozen link": 9}
+# Where prompts are streamed: from so many tokens on, and so many in a step. A larger model computes
+# them, so that a prompt takes longer than its claim.
+STREAM = ["--kv-stream-min-tokens", "32", "--max-batched-tokens", "16"]
 # The router asks a worker so often whether it is up (with some time for the answer).
 POLL_S = 0.3
 # What is left must be gone after that: stopped workers, their peers' patience, leases.
 REST_S = PATIENCE_S + LEASE_S + 15
+
+
+def streams(args):
+    return args.kv_granularity in ("chunk", "layer")
+
+
+def model(args):
+    return "synthetic" if streams(args) else "synthetic-tiny"
 
 
 class Event:
@@ -68,14 +85,23 @@ class Run:
         self.rows, self.events, self.acted, self.bad = [], [], [], []
         self.later, self.over, self.planted = set(), False, False
         self.counted = {}
+        self.granularity, self.early = args.kv_granularity, collections.Counter()
+        self.streams = streams(args)
 
     async def set_up(self):
         ports = free_ports(13)
-        serve = [self.args.binary, "serve", "--until-stdin-closes", *MODEL, "--num-blocks", "128",
-                 "--kv-failure", self.policy, "--kv-lease-ms", str(int(LEASE_S * 1e3))]
+        serve = [self.args.binary, "serve", "--until-stdin-closes", *SERVE, model(self.args),
+                 "--num-blocks", "128", "--kv-failure", self.policy, "--kv-lease-ms", str(int(LEASE_S * 1e3))]
         roles = ["prefill", "prefill", "decode", "decode"]
         # One of each way to move KV.
-        ways = [["--kv-mode", "pull"], ["--kv-mode", "push", "--kv-granularity", "layer"], [], []]
+        ways = [["--kv-mode", "pull"], ["--kv-mode", "push"]]
+        if self.granularity:
+            ways = [way + ["--kv-granularity", self.granularity] for way in ways]
+        else:
+            ways[1] += ["--kv-granularity", "layer"]
+        if self.streams:
+            ways = [way + STREAM for way in ways]
+        ways += [[], []]
         self.workers = [Worker(f"{role}-{n}", role, ports[2 * n:2 * n + 2], serve + way,
                                self.folder) for n, (role, way) in enumerate(zip(roles, ways))]
         self.links, names = {}, {}
@@ -267,6 +293,12 @@ class Run:
                             self.counted[pid, name] = int(float(value))
             await asyncio.sleep(0.2)
 
+    async def follow(self):
+        """How transfers ended that had begun while their prompt was computed."""
+        async for row in rows_of(self.port, "/transfers?from=0"):
+            if row.get("early_bytes"):
+                self.early[row["ended"]] += 1
+
     def total(self, name):
         """A sum over all processes that there were; what a killed one counted last is missing."""
         return sum(value for (_, line), value in self.counted.items()
@@ -279,6 +311,9 @@ class Run:
                  "received transfers": self.total("received")}
         if self.policy == "recompute":
             found["recomputed prompts"] = self.total("recomputed")
+        if self.streams:
+            found["transfers begun early"] = self.early.total()
+            found["of them lost"] = self.early.total() - self.early["acknowledged"]
         if self.args.events >= 100:
             self.bad += [f"too tame: no {name}" for name, value in found.items() if not value]
         return found
@@ -286,7 +321,8 @@ class Run:
     def table(self, found):
         kinds = collections.Counter(event.kind for event in self.events)
         acted = collections.Counter(event.kind for event in self.acted)
-        print(f"\npolicy {self.policy}, seed {self.args.seed}: {len(self.events)} events in "
+        how = f", {self.granularity}" if self.granularity else ""
+        print(f"\npolicy {self.policy}, seed {self.args.seed}{how}: {len(self.events)} events in "
               f"{self.events[-1].begin - self.events[0].begin:.0f} s")
         print("  " + ", ".join(f"{kinds[kind]} {kind}" for kind in KINDS))
         print(f"  came to pass: {acted['cut in a transfer']} cuts in a transfer, "
@@ -313,6 +349,7 @@ class Run:
         await self.set_up()
         try:
             watching = asyncio.create_task(self.watch())
+            following = asyncio.create_task(self.follow())
             await self.chaos()
             await watching
             self.check_rows()
@@ -320,6 +357,8 @@ class Run:
             if self.args.plant != "hold":
                 await self.once_more()
                 await self.check_rest()
+            following.cancel()
+            await asyncio.gather(following, return_exceptions=True)
         finally:
             await self.stop()
         self.table(self.check_hard())
@@ -339,8 +378,8 @@ class Run:
 async def alone(args, folder):
     """What one server answers, which is what is right."""
     port = free_ports(1)[0]
-    server = Process("alone", [args.binary, "serve", "--until-stdin-closes", *MODEL, "--port",
-                               str(port)], folder)
+    server = Process("alone", [args.binary, "serve", "--until-stdin-closes", *SERVE, model(args),
+                               "--port", str(port)], folder)
     await server.start()
     try:
         rows = [await load.ask(port, n, body, False, None)
@@ -373,6 +412,8 @@ def main():
     parser.add_argument("--policy", choices=POLICIES, help="one of the two")
     parser.add_argument("--plant", choices=["token", "gap", "hang", "hold"],
                         help="a fault to be found")
+    parser.add_argument("--kv-granularity", choices=["bulk", "chunk", "layer"],
+                        help="of both prefill workers; chunk and layer also stream prompts")
     parser.add_argument("--binary", default=os.path.join(ROOT, "target", "release", "prefillbench"))
     args = parser.parse_args()
     if not os.path.exists(args.binary):

@@ -251,3 +251,19 @@ async def _get(port, path):
 async def get_json(port, path):
     body = await get(port, path)
     return None if body is None else json.loads(body)
+
+
+async def rows_of(port, path):
+    """The JSON lines of an answer that goes on, as they come, until it ends."""
+    reader, writer = await asyncio.open_connection(HOST, port)
+    try:
+        writer.write(f"GET {path} HTTP/1.1\r\nhost: x\r\n\r\n".encode())
+        await reader.readuntil(b"\r\n\r\n")
+        rest = b""
+        while size := int(await reader.readuntil(b"\r\n"), 16):
+            rest += (await reader.readexactly(size + 2))[:-2]
+            *lines, rest = rest.split(b"\n")
+            for line in lines:
+                yield json.loads(line)
+    finally:
+        writer.close()
