@@ -22,7 +22,7 @@ use crate::pair::{Rig, SHAPE, ports, ticket, with_ports};
 const B: usize = 4;
 /// Bytes of one layer of one block of the toy.
 const CELL_BYTES: usize = B * 8;
-/// Full blocks of the prompt; there are two tokens more.
+/// Blocks of the prompt in front of its last one.
 const FULL: usize = 3;
 /// A slow machine may need it.
 const LONG: Nanos = Nanos::from_secs(60);
@@ -185,7 +185,7 @@ impl Sink {
     }
 
     /// Waits for the end, and sees that everything is there.
-    fn finish(&mut self, prefill: &mut KvEngine, right: &Cells) {
+    fn finish(&mut self, prefill: &mut KvEngine, right: &Cells, last_tokens: usize) {
         let until = WallClock.now() + LONG;
         while prefill.stats().exports > 0 || !self.started {
             assert!(WallClock.now() < until, "no end");
@@ -194,7 +194,11 @@ impl Sink {
         }
         for (&(b, l), cell) in right {
             // Slots without a token are whatever they were.
-            let used = if b < FULL { CELL_BYTES } else { 2 * 8 };
+            let used = if b < FULL {
+                CELL_BYTES
+            } else {
+                last_tokens * 8
+            };
             assert_eq!(
                 self.cell(b, l)[..used],
                 cell[..used],
@@ -204,14 +208,15 @@ impl Sink {
     }
 }
 
-/// Computes a prompt in one step. In front of each layer it is looked whether those below have
-/// arrived, for `wait` at most; then `tell` is called.
+/// Computes a prompt in one step, with so many tokens in its last block. In front of each layer it
+/// is looked whether those below have arrived, for `wait` at most; then `tell` is called.
 fn layers_arrive(
+    last_tokens: usize,
     wait: Nanos,
     window_cells: u64,
     mut tell: impl FnMut(usize, &dyn LayerKv, &mut dyn LogitSink) + Send + 'static,
 ) -> Result<(), String> {
-    let request = greedy(1, &prompt("gate", FULL * B + 2), 6);
+    let request = greedy(1, &prompt("gate", FULL * B + last_tokens), 6);
     let (out, into, remote) = ports(Rig::Tcp);
     let right = cells(&request);
     let digest = hooked(16, Box::new(|_, _, _| Ok(()))).prompt_digest(&request);
@@ -234,7 +239,9 @@ fn layers_arrive(
     let over = prefill.take_handed_off();
     assert_eq!(over[0].ticket, ticket(request.id));
     assert_eq!(over[0].first_token, expected(&request)[0]);
-    sink.lock().unwrap().finish(&mut prefill, &right);
+    sink.lock()
+        .unwrap()
+        .finish(&mut prefill, &right, last_tokens);
     let row = &prefill.take_rows()[0];
     let all = ((FULL + 1) * LAYERS * CELL_BYTES) as u64;
     assert_eq!((row.ended, row.bytes), (Ended::Acknowledged, all));
@@ -249,12 +256,12 @@ fn layers_arrive(
 #[test]
 fn each_layer_arrives_while_those_above_are_computed() {
     // Also where far fewer cells than the prompt has are asked for ahead.
-    for window_cells in [256, 4] {
+    for (last_tokens, window_cells) in [(2, 256), (2, 4), (B, 256)] {
         let told =
             |layer, kv: &dyn LayerKv, told: &mut dyn LogitSink| told.layer_written(layer, kv);
-        layers_arrive(LONG, window_cells, told).unwrap();
+        layers_arrive(last_tokens, LONG, window_cells, told).unwrap();
     }
     // Planted: nobody is told of a layer before the step has ended.
-    let late = layers_arrive(Nanos::from_millis(300), 256, |_, _, _| {});
+    let late = layers_arrive(2, Nanos::from_millis(300), 256, |_, _, _| {});
     assert_eq!(late, Err("layers below 1 have not arrived".to_owned()));
 }
