@@ -266,17 +266,23 @@ class Run:
             elif row.end == "error" and not row.stream:
                 self.bad.append(f"could have been started again: {what}")
             elif row.end == "error" and not self.has_cause(row):
-                self.bad.append(f"an error without a cause: {what}")
+                self.bad.append(f"an error without a cause: {what}; "
+                                f"meanwhile: {sorted(self.met(row)) or 'nothing'}")
+
+    def met(self, row):
+        """What happened during a request, and to which workers."""
+        return {(event.worker, event.kind) for event in self.events + self.acted
+                if event.meets(row)}
 
     def has_cause(self, row):
         """Whether something happened meanwhile to those whose fault the error is said to be."""
-        met = {(event.worker, event.kind) for event in self.events + self.acted
-               if event.meets(row)}
+        met = self.met(row)
         named = re.search(r"worker (\d) (answered 503)?", row.detail)
         if named and named[2]:
-            # The decode worker says that KV did not come from whichever prefill worker it was.
-            decode = int(named[1])
-            return self.policy == "fail" and any(worker in (0, 1, decode) for worker, _ in met)
+            # The decode worker says that KV did not come from whichever prefill worker it was, or
+            # that it is gone: then it may have gone with another decode worker that had claimed it.
+            due = {0, 1, int(named[1])} | ({2, 3} if "nothing is held" in row.detail else set())
+            return self.policy == "fail" and any(worker in due for worker, _ in met)
         at = [int(named[1])] if named else [2, 3]
         return all((worker, "kill") in met for worker in at)
 
