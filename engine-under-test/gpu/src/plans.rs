@@ -20,8 +20,9 @@ pub(crate) const DECODE_ITEMS: usize = 512;
 /// shared memory holds no more at heads of 128.
 const PREFILL_BLOCKS: usize = 256;
 
-/// Keys of a range of prefill at least. A range of 64 rows leaves 4 bytes a row and dimension, which
-/// the merge reads again; this many keys and values are twice that in bytes, at 16 bits.
+/// Keys of a range of prefill at least. A range of 64 rows leaves 4 bytes a row and dimension,
+/// which the merge reads again; its keys and values then have twice as many bytes as these two, at
+/// 16 bits.
 const PREFILL_SPLIT_MIN: usize = 256;
 
 /// The plans of a step.

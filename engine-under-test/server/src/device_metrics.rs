@@ -1,4 +1,5 @@
-//! A device's memory and the times of its kernels on the page `/metrics`, for an engine that computes on one.
+//! A device's memory and the times of its kernels on the page `/metrics`, for an engine that
+//! computes on one.
 
 use pb_core::{DeviceMemory, KernelTotal};
 
@@ -13,7 +14,8 @@ pub(crate) fn memory(page: &mut Page, memory: Option<&DeviceMemory>) {
     let now = memory.purposes.iter().map(|p| (p.purpose, p.bytes as f64));
     let metric = (
         "prefillbench_device_allocated_bytes",
-        "Device memory that the engine has allocated, by what it is for; the purposes are disjoint.",
+        "Device memory that the engine has allocated, by what it is for; the purposes are \
+         disjoint.",
         "gauge",
     );
     page.family(metric, "purpose", now);

@@ -79,8 +79,8 @@ impl ApiError {
 
     /// 404 for times that nobody has taken.
     pub(crate) fn not_timed() -> Self {
-        let message = "No step was timed kernel by kernel so far. Every N-th is with \
-                       `--device cuda --device-times N`; the CPU's kernels are not timed one by one.";
+        let message = "No step was timed kernel by kernel so far. Every N-th is with `--device \
+                       cuda --device-times N`; the CPU's kernels are not timed one by one.";
         ApiError::new(StatusCode::NOT_FOUND, "NotFoundError", message)
     }
 
