@@ -61,7 +61,8 @@ fn long_functions(text: &str) -> Vec<(usize, usize)> {
                 && trimmed.contains('(');
         let end_of_signature = |l: &&&str| l.ends_with('{') || l.ends_with(';') || l.ends_with('}');
         let signature = lines[start..].iter().find(end_of_signature);
-        if !is_fn || signature.is_none_or(|l| l.ends_with(';')) {
+        // What ends in a brace at once has its body on that line.
+        if !is_fn || signature.is_none_or(|l| l.ends_with([';', '}'])) {
             continue;
         }
         let close = format!("{}}}", " ".repeat(line.len() - trimmed.len()));

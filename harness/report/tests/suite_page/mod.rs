@@ -14,7 +14,8 @@ fn the_head_says_what_was_found_and_at_what_price() {
     // 326.5 ms, of the others 21.5 to 86.5 ms.
     let report = open("answer", &suite());
     let said = "Budget 64, 256, at both loads, lowers longest event gap of back by 70 % \
-                (322–326 ms to 21.5–86.5 ms) against budget 1024; TTFT p50 of long is worse in 2, not settled in 2 of 4 (+100 %).";
+                (322–326 ms to 21.5–86.5 ms) against budget 1024; TTFT p50 of long is worse in 2, \
+                not settled in 2 of 4 (+100 %).";
     let page = report.html().unwrap().replace('\u{a0}', " ");
     let head = page.split("<p class=\"answer\">").nth(1).unwrap();
     assert!(head.starts_with(&format!("{said}</p>")), "{head}");
