@@ -207,6 +207,7 @@ pub(crate) fn decode(kind: u8, body: &[u8]) -> Read<Message> {
         12 => Message::Claim {
             ticket: c.u64()?,
             digest: c.array()?,
+            early: c.one_of(&[false, true])?,
         },
         13 => Message::Decline {
             ticket: c.u64()?,
@@ -362,9 +363,14 @@ pub(crate) fn encode(message: &Message, out: &mut Vec<u8>) -> u8 {
             w.code(&Cause::ALL, cause);
             11
         }
-        Message::Claim { ticket, digest } => {
+        Message::Claim {
+            ticket,
+            digest,
+            early,
+        } => {
             w.u64(*ticket);
             w.0.extend(digest);
+            w.code(&[false, true], early);
             12
         }
         Message::Decline { ticket, cause } => {

@@ -184,6 +184,8 @@ pub enum Message {
         ticket: u64,
         /// Digest of tokens, adapter and salt.
         digest: [u8; 32],
+        /// Whether it may come sooner than what it claims, and waits for it a while.
+        early: bool,
     },
     /// From the source: it will not be offered.
     Decline {

@@ -87,7 +87,7 @@ pub struct SinkAgent {
     cell_bytes: usize,
     /// Cells of transfers that are to be re-laid out, in the order of blocks and layers.
     staged: BTreeMap<TransferId, Vec<u8>>,
-    claims: Vec<(u64, [u8; 32])>,
+    claims: Vec<(u64, [u8; 32], bool)>,
     clock: Arc<dyn Clock>,
     down: bool,
 }
@@ -154,9 +154,10 @@ impl SinkAgent {
     }
 
     /// Asks, with the next step, for what the source holds under a ticket. An offer that has the
-    /// ticket as its request follows, or [`SinkEvent::Declined`].
-    pub fn claim(&mut self, ticket: u64, digest: [u8; 32]) {
-        self.claims.push((ticket, digest));
+    /// ticket as its request follows, or [`SinkEvent::Declined`]. An `early` claim is declined only
+    /// after a while, if nothing comes to be held.
+    pub fn claim(&mut self, ticket: u64, digest: [u8; 32], early: bool) {
+        self.claims.push((ticket, digest, early));
     }
 
     /// There is room. False when the transfer is over; the blocks are the caller's then.
@@ -274,8 +275,12 @@ impl SinkAgent {
     }
 
     fn act(&mut self, events: &mut Vec<SinkEvent>) {
-        for (ticket, digest) in std::mem::take(&mut self.claims) {
-            let claim = Message::Claim { ticket, digest };
+        for (ticket, digest, early) in std::mem::take(&mut self.claims) {
+            let claim = Message::Claim {
+                ticket,
+                digest,
+                early,
+            };
             if !self.down
                 && let Err(error) = self.transport.send(&claim)
             {

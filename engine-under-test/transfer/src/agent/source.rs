@@ -52,6 +52,8 @@ pub enum SourceEvent {
         ticket: u64,
         /// What the sink takes it for.
         digest: [u8; 32],
+        /// Whether it may wait for something to be held.
+        early: bool,
     },
     /// The connection is over, and with it all leases. Told once.
     Down(AgentError),
@@ -192,8 +194,16 @@ impl SourceAgent {
             Ok(Some(Incoming::Message(Message::Refuse { reason }))) => {
                 Err(Refusal::ByPeer { reason }.into())
             }
-            Ok(Some(Incoming::Message(Message::Claim { ticket, digest }))) => {
-                events.push(SourceEvent::Claimed { ticket, digest });
+            Ok(Some(Incoming::Message(Message::Claim {
+                ticket,
+                digest,
+                early,
+            }))) => {
+                events.push(SourceEvent::Claimed {
+                    ticket,
+                    digest,
+                    early,
+                });
                 Ok(())
             }
             Ok(Some(Incoming::Message(message))) => {

@@ -15,8 +15,9 @@ use crate::message::{Cause, Offer, TransferId};
 
 /// How long an idle connection sleeps before it looks whether its peer is still there.
 const IDLE: Duration = Duration::from_millis(50);
-/// How soon an early claim that was declined is sent again, at first and at last.
-const AGAIN: [Nanos; 2] = [Nanos::from_millis(1), Nanos::from_millis(20)];
+/// How soon an early claim that was declined is sent again. The peer has kept it for a while
+/// before.
+const AGAIN: Nanos = Nanos::from_millis(1);
 /// How long a busy one waits for its peer before it looks for orders.
 const BUSY: Duration = Duration::from_millis(1);
 
@@ -26,8 +27,8 @@ struct Wanted {
     since: Nanos,
     /// Whether it was sent over a connection that then broke.
     retried: bool,
-    /// When it is sent again, and how long after the last time; of an early one that was declined.
-    again: Option<(Nanos, Nanos)>,
+    /// When it is sent again; of an early one that was declined.
+    again: Option<Nanos>,
 }
 
 /// A transfer.
@@ -125,7 +126,8 @@ impl Connection {
     /// Works until the connection is over; says why it is.
     fn serve(&mut self, mut agent: SinkAgent) -> String {
         for wanted in self.wanted.values() {
-            agent.claim(wanted.claim.ticket, wanted.claim.digest);
+            let claim = &wanted.claim;
+            agent.claim(claim.ticket, claim.digest, claim.early);
         }
         let mut down = None;
         while down.is_none() && !self.common.stopped.load(Ordering::Relaxed) {
@@ -190,9 +192,9 @@ impl Connection {
     fn obey(&mut self, order: Order, agent: &mut SinkAgent) {
         match order {
             Order::Claim(claim) => {
-                let (ticket, digest) = (claim.ticket, claim.digest);
+                let (ticket, digest, early) = (claim.ticket, claim.digest, claim.early);
                 if self.want(claim) {
-                    agent.claim(ticket, digest);
+                    agent.claim(ticket, digest, early);
                 }
             }
             Order::Reserved {
@@ -260,10 +262,7 @@ impl Connection {
             SinkEvent::Declined { ticket, cause } => {
                 let early = self.wanted.get_mut(&ticket).filter(|w| w.claim.early);
                 if let Some(wanted) = early.filter(|_| cause == Cause::Expired) {
-                    let now = self.common.clock.now();
-                    let wait = wanted.again.map_or(AGAIN[0], |(_, wait)| wait + wait);
-                    let wait = wait.min(AGAIN[1]);
-                    wanted.again = Some((now + wait, wait));
+                    wanted.again = Some(self.common.clock.now() + AGAIN);
                     return;
                 }
                 if let Some(wanted) = self.wanted.remove(&ticket) {
@@ -307,10 +306,10 @@ impl Connection {
     fn claim_again(&mut self, agent: &mut SinkAgent) {
         let now = self.common.clock.now();
         for wanted in self.wanted.values_mut() {
-            if let Some((at, wait)) = wanted.again.filter(|&(at, _)| at <= now) {
+            if wanted.again.is_some_and(|at| at <= now) {
                 // Not before it was answered.
-                wanted.again = Some((at + Nanos::from_secs(3600), wait));
-                agent.claim(wanted.claim.ticket, wanted.claim.digest);
+                wanted.again = None;
+                agent.claim(wanted.claim.ticket, wanted.claim.digest, true);
             }
         }
     }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use pb_contract::{BlockId, Clock, Nanos, RequestId, Stream};
 
 use super::growing::{Growing, Progress, lend};
+use super::parked::Parked;
 use super::{KvListener, Tell};
 use crate::agent::{SourceAgent, SourceEvent, SourceOptions};
 use crate::handshake::{Allow, Peer};
@@ -83,7 +84,7 @@ pub enum ExportEvent {
 }
 
 /// What is held and was not claimed.
-struct Shelf {
+pub(super) struct Shelf {
     held: Mutex<BTreeMap<u64, Held>>,
     /// Claimed, and the sink has not asked for a cell yet.
     queued: AtomicUsize,
@@ -93,12 +94,26 @@ struct Shelf {
 }
 
 impl Shelf {
+    pub(super) fn new(lease: Nanos) -> Shelf {
+        Shelf {
+            held: Mutex::new(BTreeMap::new()),
+            queued: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+            stopped: AtomicBool::new(false),
+            lease,
+        }
+    }
+
+    pub(super) fn hold(&self, held: Held) {
+        self.held().insert(held.ticket, held);
+    }
+
     fn held(&self) -> MutexGuard<'_, BTreeMap<u64, Held>> {
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Takes what is held under a ticket, if it is what the claimant takes it for.
-    fn claim(&self, ticket: u64, digest: &[u8; 32]) -> Result<Held, Cause> {
+    pub(super) fn claim(&self, ticket: u64, digest: &[u8; 32]) -> Result<Held, Cause> {
         let mut held = self.held();
         match held.get(&ticket) {
             None => Err(Cause::Expired),
@@ -157,13 +172,7 @@ impl Exporter {
         tell: Tell<ExportEvent>,
     ) -> std::io::Result<Exporter> {
         let common = Arc::new(Common {
-            shelf: Shelf {
-                held: Mutex::new(BTreeMap::new()),
-                queued: AtomicUsize::new(0),
-                connections: AtomicUsize::new(0),
-                stopped: AtomicBool::new(false),
-                lease: options.lease,
-            },
+            shelf: Shelf::new(options.lease),
             me,
             memory,
             region,
@@ -184,7 +193,7 @@ impl Exporter {
 
     /// Holds KV for whoever claims it.
     pub fn hold(&self, held: Held) {
-        self.common.shelf.held().insert(held.ticket, held);
+        self.common.shelf.hold(held);
     }
 
     /// Takes back what nobody has claimed; no event follows then. False when it was claimed or has
@@ -298,16 +307,24 @@ fn connection(common: &Common, arrival: Arrival) {
     common.shelf.connections.fetch_add(1, Ordering::Relaxed);
     let (mut down, mut queued) = (false, 0);
     let mut growing: Vec<Growing> = Vec::new();
+    let mut parked = Parked::default();
     while !common.shelf.stopped() && (!down || agent.leases() > 0) {
         growing.retain_mut(|one| one.advance(common, &mut agent));
-        let most = if growing.is_empty() { NAP } else { LOOK };
+        for (ticket, answer) in parked.answers(&common.shelf, common.clock.now()) {
+            growing.extend(answered(common, &mut agent, ticket, answer));
+        }
+        let idle = growing.is_empty() && parked.is_empty();
+        let most = if idle { NAP } else { LOOK };
         for event in agent.step(nap(&agent, common.clock.as_ref()).min(most)) {
             match event {
-                SourceEvent::Claimed { ticket, digest } => {
-                    match common.shelf.claim(ticket, &digest) {
-                        Ok(held) => growing.extend(lend(common, &mut agent, held)),
-                        Err(cause) => agent.decline(ticket, cause),
-                    }
+                SourceEvent::Claimed {
+                    ticket,
+                    digest,
+                    early,
+                } => {
+                    let now = common.clock.now();
+                    let answer = parked.claim(&common.shelf, (ticket, digest), early, now);
+                    growing.extend(answer.and_then(|a| answered(common, &mut agent, ticket, a)));
                 }
                 SourceEvent::Freed { request, ended, .. } => {
                     let rows = agent.take_rows();
@@ -326,6 +343,22 @@ fn connection(common: &Common, arrival: Arrival) {
     }
     common.shelf.queued.fetch_sub(queued, Ordering::Relaxed);
     common.shelf.connections.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Offers what was claimed, or declines.
+fn answered(
+    common: &Common,
+    agent: &mut SourceAgent,
+    ticket: u64,
+    answer: Result<Held, Cause>,
+) -> Option<Growing> {
+    match answer {
+        Ok(held) => lend(common, agent, held),
+        Err(cause) => {
+            agent.decline(ticket, cause);
+            None
+        }
+    }
 }
 
 /// How long a step may wait.

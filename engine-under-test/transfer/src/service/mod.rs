@@ -28,6 +28,7 @@ mod connection;
 mod export;
 mod growing;
 mod import;
+mod parked;
 
 use std::sync::Arc;
 

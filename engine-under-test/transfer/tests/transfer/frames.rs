@@ -45,6 +45,12 @@ fn messages() -> Vec<Message> {
         Message::Claim {
             ticket: 1 << 52,
             digest: std::array::from_fn(|n| n as u8),
+            early: false,
+        },
+        Message::Claim {
+            ticket: 7,
+            digest: [255; 32],
+            early: true,
         },
     ];
     all.extend(Cause::ALL.map(|cause| Message::Abort { id, cause }));
