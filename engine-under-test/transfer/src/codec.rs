@@ -240,6 +240,12 @@ impl Writer<'_> {
         self.0.extend(text.as_bytes());
     }
 
+    fn claim(&mut self, ticket: u64, digest: &[u8; 32], early: bool) {
+        self.u64(ticket);
+        self.0.extend(digest);
+        self.0.push(u8::from(early));
+    }
+
     fn code<T: PartialEq>(&mut self, all: &[T], x: &T) {
         let code = all.iter().position(|a| a == x);
         // OK because each list has all variants, which the tests walk over.
@@ -368,9 +374,7 @@ pub(crate) fn encode(message: &Message, out: &mut Vec<u8>) -> u8 {
             digest,
             early,
         } => {
-            w.u64(*ticket);
-            w.0.extend(digest);
-            w.code(&[false, true], early);
+            w.claim(*ticket, digest, *early);
             12
         }
         Message::Decline { ticket, cause } => {

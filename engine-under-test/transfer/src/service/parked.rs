@@ -1,9 +1,9 @@
 //! Claims that came sooner than what they claim.
 //!
 //! A decode engine claims a streamed prompt when its sender tells of it, which is before there is
-//! anything of it. Such a claim is kept here for a while and answered when something is held: a peer
-//! that had to ask again and again would find it late by as long as it waits in between, which for
-//! a prompt of one step is all that streaming could gain.
+//! anything of it. Such a claim is kept here for a while and answered when something is held: a
+//! peer that had to ask again and again would find it late by as long as it waits in between, which
+//! for a prompt of one step is all that streaming could gain.
 
 use pb_contract::Nanos;
 
