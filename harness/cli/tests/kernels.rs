@@ -72,6 +72,8 @@ fn the_emulated_kernels_are_right_and_a_planted_fault_is_not() {
         "prefill_sm90",
         "decode",
         "gemm",
+        "quantize_rows",
+        "gemm_e4m3",
         "rope_kv",
         "sample_rows",
         "block_checksum",

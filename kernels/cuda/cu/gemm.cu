@@ -1,22 +1,31 @@
-// gemm: rows of activations times a matrix of weights, sums in f32.
+// gemm, gemm_e4m3: rows of activations times a matrix of weights, sums in f32.
 //
-//   out[i][j] = sum over l of a[i][l] w[j][l]  (+ bias[j])
+//   gemm:       out[i][j] = sum over l of a[i][l] w[j][l]  (+ bias[j])
+//   gemm_e4m3:  out[i][j] = (sum over l of a[i][l] w[j][l]) * a_scales[i] * w_scales[j]
 //
-// Shapes   a [m][k] T, w [n][k] T, bias [n] T or null, out [m][n] T or f32
+// Shapes   gemm: a [m][k] T, w [n][k] T, bias [n] T or null, out [m][n] T or f32
+//          gemm_e4m3: a [m][k] and w [n][k] e4m3, a_scales [m] and w_scales [n] f32,
+//          out [m][n] bf16, f16 or f32
 // Launch   grid (ceil(m / 64), ceil(n / 64)), 128 threads, 32 KiB of shared memory
 // Limits   k a multiple of 8, n of 2
 // FLOPs    2 m n k; whole tiles of 16 rows and 64 columns are computed
-// Bytes    (m k + n k) sizeof T read and m n sizeof out written, at least; weights are read once
-//          for every 64 rows, activations once for every 64 columns, the repeats from L2
+// Bytes    (m k + n k) times the size of an element read and m n sizeof out written, at least;
+//          weights are read once for every 64 rows, activations once for every 64 columns, the
+//          repeats from L2. gemm_e4m3 also reads 4 (m + n) of scales
 //
 // Version 1, the one here: a block has 64 x 64 outputs, its warps 16 rows each; tiles of 64 terms
 // are double buffered with cp.async, products are mma.sync m16n8k16. Not here: larger tiles,
 // wgmma and TMA (sm_90), sums of one output split over blocks.
 //
+// gemm_e4m3 is the same product: a code of e4m3 is exactly a bf16 and an f16, so tiles are widened
+// on their way to shared memory, by loads that wait (sm_80 has no products of 8-bit floats). The
+// product of two codes has 8 significant bits, so the sum in f32 is all that rounds before the
+// scales do. What it saves is half of the bytes, not time in the tensor cores.
+//
 // Batch invariant: an output is one chain over its terms in one order, whatever m is and wherever
 // its row lies. A vendor's product is faster and promises no such thing; this one is for the mode
 // in which chunked and whole prompts must agree in every bit, and for devices without the other.
-#include "device.cuh"
+#include "paged.cuh" // Mover: elements of one type to shared memory as another
 
 // Rows, columns and terms of a tile.
 #define PB_GEMM_TILE 64
@@ -31,10 +40,19 @@ template <class T, class O> struct GemmParams {
     u32 m, n, k, pad;
 };
 
-// 64 rows of 64 terms of a row-major matrix to shared memory, swizzled, zeros outside.
-template <class T>
+template <class O> struct GemmE4m3Params {
+    const e4m3* a;
+    const e4m3* w;
+    const float* a_scales; // one a row of a
+    const float* w_scales; // one a row of w
+    O* out;
+    u32 m, n, k, pad;
+};
+
+// 64 rows of 64 terms of a row-major matrix to shared memory as T, swizzled, zeros outside.
+template <class T, class S>
 __device__ __forceinline__ void load_matrix_tile(
-    u8* to, const T* from, u32 rows, u32 terms, u32 first_row, u32 first_term) {
+    u8* to, const S* from, u32 rows, u32 terms, u32 first_row, u32 first_term) {
 #pragma unroll
     for (u32 step = 0; step < PB_GEMM_TILE * 8 / PB_GEMM_THREADS; step++) {
         u32 i = step * PB_GEMM_THREADS + threadIdx.x;
@@ -44,15 +62,15 @@ __device__ __forceinline__ void load_matrix_tile(
 #else
         bool valid = first_row + row < rows && term < terms;
 #endif
-        const T* source = valid ? from + u64(first_row + row) * terms + term : from;
-        cp_async_16(to + swizzled(row, chunk, 8), source, valid);
+        const S* source = valid ? from + u64(first_row + row) * terms + term : from;
+        Mover<T, S>::move(to + swizzled(row, chunk, 8), source, valid);
     }
 }
 
 // The rows of this block, then its columns.
-template <class T, class O>
+template <class T, class P>
 __device__ __forceinline__ void load_tiles(
-    u8* to, const GemmParams<T, O>& p, u32 first_row, u32 first_column, u32 first_term) {
+    u8* to, const P& p, u32 first_row, u32 first_column, u32 first_term) {
     load_matrix_tile<T>(to, p.a, p.m, p.k, first_row, first_term);
     load_matrix_tile<T>(to + PB_GEMM_TILE_BYTES, p.w, p.n, p.k, first_column, first_term);
     cp_async_commit();
@@ -88,9 +106,30 @@ __device__ __forceinline__ void put_pair(float* to, float x, float y) {
     to[1] = y;
 }
 
+// What is done to the sums of two neighbouring columns.
 template <class T, class O>
+__device__ __forceinline__ void finish(
+    const GemmParams<T, O>& p, u32, u32 column, float& x, float& y) {
+    if (p.bias) {
+        x += to_f32(p.bias[column]);
+        y += to_f32(p.bias[column + 1]);
+    }
+}
+
+template <class O>
+__device__ __forceinline__ void finish(
+    const GemmE4m3Params<O>& p, u32 row, u32 column, float& x, float& y) {
+#ifdef PB_FAULT_E4M3_SCALE
+    row -= row % PB_GEMM_TILE; // that of the first row of the tile
+#endif
+    float scale = p.a_scales[row];
+    x = x * scale * p.w_scales[column];
+    y = y * scale * p.w_scales[column + 1];
+}
+
+template <class P>
 __device__ __forceinline__ void store_tile(
-    const GemmParams<T, O>& p, const float (&sum)[8][4], u32 first_row, u32 first_column) {
+    const P& p, const float (&sum)[8][4], u32 first_row, u32 first_column) {
     u32 lane = threadIdx.x % 32;
 #pragma unroll
     for (u32 half = 0; half < 2; half++) {
@@ -100,17 +139,14 @@ __device__ __forceinline__ void store_tile(
             u32 column = first_column + n * 8 + 2 * (lane % 4);
             if (row < p.m && column < p.n) {
                 float x = sum[n][2 * half], y = sum[n][2 * half + 1];
-                if (p.bias) {
-                    x += to_f32(p.bias[column]);
-                    y += to_f32(p.bias[column + 1]);
-                }
+                finish(p, row, column, x, y);
                 put_pair(p.out + u64(row) * p.n + column, x, y);
             }
         }
     }
 }
 
-template <class T, class O> __device__ __forceinline__ void gemm(const GemmParams<T, O>& p) {
+template <class T, class P> __device__ __forceinline__ void gemm(const P& p) {
     PB_SHARED_MEMORY(buffers);
     u32 first_row = blockIdx.x * PB_GEMM_TILE, first_column = blockIdx.y * PB_GEMM_TILE;
     u32 warp_row = threadIdx.x / 32 * 16;
@@ -119,12 +155,12 @@ template <class T, class O> __device__ __forceinline__ void gemm(const GemmParam
     u32 tiles = (p.k + PB_GEMM_TILE - 1) / PB_GEMM_TILE;
     float sum[8][4] = {};
 
-    load_tiles(buffers, p, first_row, first_column, 0);
+    load_tiles<T>(buffers, p, first_row, first_column, 0);
     for (u32 t = 0; t < tiles; t++) {
         const u8* tile = buffers + (t & 1u) * 2 * PB_GEMM_TILE_BYTES;
         if (t + 1 < tiles) {
             u8* next = buffers + ((t + 1) & 1u) * 2 * PB_GEMM_TILE_BYTES;
-            load_tiles(next, p, first_row, first_column, (t + 1) * PB_GEMM_TILE);
+            load_tiles<T>(next, p, first_row, first_column, (t + 1) * PB_GEMM_TILE);
             cp_async_wait<1>();
         } else {
             cp_async_wait<0>();
@@ -143,19 +179,30 @@ template <class T, class O> __device__ __forceinline__ void gemm(const GemmParam
 }
 
 template <class T> __device__ __forceinline__ void gemm_same(const GemmParams<T, T>& p) {
-    gemm<T, T>(p);
+    gemm<T>(p);
 }
 
 template <class T> __device__ __forceinline__ void gemm_f32(const GemmParams<T, float>& p) {
-    gemm<T, float>(p);
+    gemm<T>(p);
+}
+
+// Both 16-bit types hold the codes exactly, so it does not matter which they are widened to.
+template <class O> __device__ __forceinline__ void gemm_e4m3(const GemmE4m3Params<O>& p) {
+    gemm<bf16>(p);
 }
 
 typedef GemmParams<bf16, bf16> GemmBf16;
 typedef GemmParams<f16, f16> GemmF16;
 typedef GemmParams<bf16, float> GemmBf16F32;
 typedef GemmParams<f16, float> GemmF16F32;
+typedef GemmE4m3Params<bf16> GemmE4m3Bf16;
+typedef GemmE4m3Params<f16> GemmE4m3F16;
+typedef GemmE4m3Params<float> GemmE4m3F32;
 
 PB_KERNEL(gemm_bf16, gemm_same<bf16>, GemmBf16, 128, 4)
 PB_KERNEL(gemm_f16, gemm_same<f16>, GemmF16, 128, 4)
 PB_KERNEL(gemm_bf16_f32, gemm_f32<bf16>, GemmBf16F32, 128, 4)
 PB_KERNEL(gemm_f16_f32, gemm_f32<f16>, GemmF16F32, 128, 4)
+PB_KERNEL(gemm_e4m3_bf16, gemm_e4m3<bf16>, GemmE4m3Bf16, 128, 4)
+PB_KERNEL(gemm_e4m3_f16, gemm_e4m3<f16>, GemmE4m3F16, 128, 4)
+PB_KERNEL(gemm_e4m3_f32, gemm_e4m3<float>, GemmE4m3F32, 128, 4)

@@ -123,10 +123,13 @@ pub struct Product {
     pub out: u64,
     /// Sizes: rows, columns, terms.
     pub mnk: [usize; 3],
-    /// Type of both matrices, as kernels' names spell it.
+    /// Type of both matrices, as kernels' names spell it: `bf16`, `f16` or `e4m3`.
     pub elem: &'static str,
-    /// Whether the result is f32; else it has the type of the matrices.
-    pub out_f32: bool,
+    /// Type of the result, likewise, or `f32`.
+    pub out_elem: &'static str,
+    /// Addresses of f32 factors, one for each row of `a` and one for each row of `w`: those of
+    /// `e4m3`, which has them always; other types have none.
+    pub scales: Option<[u64; 2]>,
 }
 
 /// Something that runs kernels, in order in each of its lanes. Memory is given back in the reverse

@@ -54,6 +54,24 @@ impl GemmOut<f16> for f32 {
     const SUFFIX: &'static str = "_f32";
 }
 
+/// Type of the result of a product of E4M3 matrices: bf16, f16 or f32.
+pub trait E4m3Out: Pod {
+    /// In names of kernels.
+    const NAME: &'static str;
+}
+
+impl E4m3Out for bf16 {
+    const NAME: &'static str = "bf16";
+}
+
+impl E4m3Out for f16 {
+    const NAME: &'static str = "f16";
+}
+
+impl E4m3Out for f32 {
+    const NAME: &'static str = "f32";
+}
+
 /// Type of stored keys and values, beside activations of type `T`.
 pub trait StoreElem<T: Elem>: Pod {
     /// What it adds to the name of a kernel.

@@ -43,6 +43,7 @@ pub const FILES: &[File] = &[
     file!("cu", "decode.cu"),
     file!("cu", "gemm.cu"),
     file!("cu", "lora.cu"),
+    file!("cu", "quantize.cu"),
     file!("cu", "embed.cu"),
     file!("cu", "rmsnorm.cu"),
     file!("cu", "rope_kv.cu"),

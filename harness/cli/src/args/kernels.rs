@@ -64,7 +64,8 @@ pub(crate) struct KernelsArgs {
     #[arg(long, requires = "forward")]
     pub(crate) forward_only: bool,
     /// Plant a fault in the kernels of `cuda` and `emulated`, to see it found: PB_FAULT_MASK,
-    /// PB_FAULT_HEADS, PB_FAULT_BASE, PB_FAULT_GEMM_TAIL, PB_FAULT_BARRIER.
+    /// PB_FAULT_HEADS, PB_FAULT_BASE, PB_FAULT_GEMM_TAIL, PB_FAULT_BARRIER,
+    /// PB_FAULT_QUANTIZE_MAX, PB_FAULT_E4M3_SCALE.
     #[arg(long, value_name = "NAME", value_parser = fault)]
     pub(crate) plant: Option<String>,
 }

@@ -190,6 +190,44 @@ pub fn scaled_product<T: Value>(a: &[f64], w: &[f64], scale: f64) -> Expected {
     expected::<T>(sum.exact * scale, T::of(naive).f64(), f32_bound)
 }
 
+/// A row of codes with a scale.
+#[derive(Clone, Copy)]
+pub struct ScaledRow<'a> {
+    /// What the codes stand for, without the scale.
+    pub codes: &'a [f64],
+    /// With the scale, rounded to the low precision.
+    pub low: &'a [f64],
+    /// Factor of the row.
+    pub scale: f64,
+}
+
+/// One output of a product of E4M3 rows, as [`product`]. Naively both rows are first turned into
+/// the low precision. Bounds: a product of two codes has 8 significant bits, so it is exact; sums
+/// are those of [`product`], and the scales are two roundings more. `lost` is the share of the sum
+/// of magnitudes that the device may lose besides, 0 where it adds in f32.
+pub fn scaled_codes<T: Value>(
+    a: ScaledRow<'_>,
+    w: ScaledRow<'_>,
+    lost: f64,
+    out_f32: bool,
+) -> Expected {
+    let naive = product::<T>(a.low, w.low, 0.0, out_f32).naive;
+    let terms = || a.codes.iter().zip(w.codes).map(|(a, b)| a * b);
+    let scale = a.scale * w.scale;
+    let exact = terms().sum::<f64>() * scale;
+    let abs = terms().map(f64::abs).sum::<f64>() * scale;
+    let f32_bound = (gamma(2 * a.codes.len() + 4) + lost) * abs;
+    if out_f32 {
+        return Expected {
+            exact,
+            naive,
+            f32_bound,
+            bound: f32_bound,
+        };
+    }
+    expected::<T>(exact, naive, f32_bound)
+}
+
 fn expected<T: Value>(exact: f64, naive: f64, f32_bound: f64) -> Expected {
     let low = T::ROUNDOFF * exact.abs() + T::UNDERFLOW;
     Expected {
@@ -227,6 +265,16 @@ mod tests {
         assert_eq!((sum.exact, sum.naive), (13.5, 13.5));
         let scaled = scaled_product::<bf16>(&[1.0, 2.0], &[3.0, 5.0], 0.5);
         assert_eq!((scaled.exact, scaled.naive), (6.5, 6.5));
+        // (1 * 3 + 2 * 5) * 0.5 * 0.25, of which half may be lost.
+        let row = |codes, low, scale| ScaledRow { codes, low, scale };
+        let codes = scaled_codes::<bf16>(
+            row(&[1.0, 2.0], &[0.5, 1.0], 0.5),
+            row(&[3.0, 5.0], &[0.75, 1.25], 0.25),
+            0.5,
+            true,
+        );
+        assert_eq!((codes.exact, codes.naive), (1.625, 1.625));
+        assert!(codes.bound > 0.5 * 1.625 && codes.bound < 0.51 * 1.625);
         // A quarter turn takes (a, b) to (-b, a).
         let [a, b] = rotate::<bf16>(1.0, 2.0, std::f64::consts::FRAC_PI_2);
         assert!((a.exact + 2.0).abs() < 1e-15 && (b.exact - 1.0).abs() < 1e-15);

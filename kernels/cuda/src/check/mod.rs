@@ -3,6 +3,7 @@
 
 pub mod case;
 pub mod formulas;
+pub mod fp8;
 mod judge;
 pub mod lora;
 mod memory;

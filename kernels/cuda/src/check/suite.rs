@@ -35,7 +35,7 @@ impl Judged {
 pub(super) type Compared = (Vec<f64>, Vec<Expected>);
 
 pub(super) struct Suite<'a, D: ?Sized> {
-    device: &'a D,
+    pub(super) device: &'a D,
     each: &'a mut dyn FnMut(Judged),
 }
 
@@ -54,6 +54,9 @@ pub fn validate<D: Device + ?Sized>(
     suite.rows::<f16>()?;
     suite.products::<bf16>(full)?;
     suite.products::<f16>(full)?;
+    super::fp8::rows::<bf16, D>(&mut suite)?;
+    super::fp8::rows::<f16, D>(&mut suite)?;
+    super::fp8::products(&mut suite, full)?;
     super::lora::adapters::<bf16, D>(&mut suite, full)?;
     super::lora::adapters::<f16, D>(&mut suite, full)?;
     suite.rotation::<bf16>()?;
@@ -381,7 +384,8 @@ pub(super) fn has_vendor_gemm<D: Device + ?Sized>(device: &D) -> Result<bool, Ke
         out: out.address(),
         mnk: [16, 16, 16],
         elem: bf16::NAME,
-        out_f32: false,
+        out_elem: bf16::NAME,
+        scales: None,
     })?;
     device.release(mark)?;
     Ok(has)

@@ -1,6 +1,7 @@
 //! How long kernels take, on a device that has time.
 
 mod adapters;
+mod fp8;
 
 use half::bf16;
 
@@ -146,7 +147,8 @@ pub fn ceilings<D: Device + ?Sized>(device: &D) -> Result<Option<Ceilings>, Kern
         out: out.address(),
         mnk: [n; 3],
         elem: "bf16",
-        out_f32: false,
+        out_elem: "bf16",
+        scales: None,
     };
     let mut has = true;
     let gemm = cold(device, scrub, |_| {
@@ -200,6 +202,7 @@ pub fn time_all<D: Device + ?Sized>(
     }
     for rows in [1, 64, 512, 2048] {
         timer.products(rows)?;
+        timer.fp8(rows)?;
     }
     for rows in [1, 64, 512] {
         timer.adapters(rows)?;

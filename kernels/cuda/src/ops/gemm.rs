@@ -8,10 +8,10 @@ use crate::elem::{Elem, GemmOut};
 use crate::error::{KernelError, require};
 
 /// Rows and columns of a tile.
-const TILE: usize = 64;
+pub(super) const TILE: usize = 64;
 
 /// Two buffers of two tiles of 16-bit elements.
-const SHARED_BYTES: u32 = 4 * (TILE * TILE) as u32 * 2;
+pub(super) const SHARED_BYTES: u32 = 4 * (TILE * TILE) as u32 * 2;
 
 /// Who computes a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,7 +69,7 @@ pub fn gemm<T: Elem, O: GemmOut<T>>(
     if let Some(bias) = bias {
         require(bias.len() == n, op, "bias", bias.len(), n.to_string())?;
     }
-    let out_f32 = O::SUFFIX == "_f32";
+    let out_elem = if O::SUFFIX == "_f32" { "f32" } else { T::NAME };
     if by == GemmBy::Vendor && bias.is_none() {
         let product = Product {
             a: a.address(),
@@ -77,7 +77,8 @@ pub fn gemm<T: Elem, O: GemmOut<T>>(
             out: out.address(),
             mnk: [m, n, k],
             elem: T::NAME,
-            out_f32,
+            out_elem,
+            scales: None,
         };
         if device.vendor_gemm(&product)? {
             return Ok(());

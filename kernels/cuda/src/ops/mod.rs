@@ -3,6 +3,7 @@
 mod attention;
 mod blocks;
 mod elementwise;
+mod fp8;
 mod gemm;
 mod lora;
 mod partials;
@@ -21,6 +22,7 @@ pub use blocks::{
     block_scatter_placed,
 };
 pub use elementwise::{add_rmsnorm, check_tokens, embed, rmsnorm, silu_mul};
+pub use fp8::{E4m3Rows, gemm_e4m3, quantize_rows, vendor_gemm_e4m3};
 pub use gemm::{GemmBy, gather_rows, gemm};
 pub use lora::{
     LoraColumns, LoraDelta, LoraPlan, LoraSite, PlacedLora, lora, lora_expand, lora_shrink,

@@ -8,6 +8,7 @@ mod chain;
 mod common;
 mod elementwise;
 mod faults;
+mod fp8;
 mod gemm;
 mod lanes;
 mod lora;
