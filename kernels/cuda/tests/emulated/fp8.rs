@@ -2,10 +2,11 @@
 
 use half::{bf16, f16};
 use pb_kernels_cuda::check::fp8::{E4m3Case, compare_rows, quantized, room, value};
+use pb_kernels_cuda::check::validate;
 use pb_kernels_cuda::ops::{self, E4m3Rows, GemmBy};
 use pb_kernels_cuda::{DeviceExt, E4m3, E4m3Out, Emulator, FaultKind, KernelError, Library};
 
-use crate::common::{Rng, Value, accept, bits, f64s, judge, library, typed, variant};
+use crate::common::{Rng, Value, accept, all_files, bits, f64s, judge, library, typed, variant};
 
 /// Rows, columns and terms at and beside the ends of tiles; a single row; SmolLM2's.
 const SHAPES: [[usize; 3]; 6] = [
@@ -214,6 +215,34 @@ fn planted_faults_of_the_product_of_codes_are_caught() {
         let kinds = [FaultKind::Race, FaultKind::Uninitialised];
         assert!(kinds.contains(&fault.kind), "order {seed}: {fault}");
     }
+}
+
+/// What `prefillbench kernels` shows: rows of both operations, wrong ones with the faults and right
+/// ones where a fault is none (one warp, one row).
+#[test]
+fn the_validation_of_all_kernels_sees_both_faults_and_nothing_else() {
+    let faults = ["PB_FAULT_QUANTIZE_MAX", "PB_FAULT_E4M3_SCALE"];
+    let Some(wrong) = all_files(&faults) else {
+        return;
+    };
+    let mut rows = Vec::new();
+    let each = &mut |judged| rows.push(judged);
+    validate(&Emulator::new(&wrong), false, each).unwrap();
+    for row in &rows {
+        let right = match row.kernel.as_str() {
+            "quantize_rows" => row.shape.ends_with(" 1x8"),
+            "gemm_e4m3" => row.shape.starts_with("1x"),
+            _ => true,
+        };
+        assert_eq!(row.passes(), right, "{row:?}");
+    }
+    let of = |kernel: &str| rows.iter().filter(|r| r.kernel == kernel).count();
+    assert_eq!((of("quantize_rows"), of("gemm_e4m3")), (6, 12));
+    assert_eq!(
+        of("gemm_e4m3 vendor"),
+        0,
+        "the emulated device has no vendor"
+    );
 }
 
 #[test]
