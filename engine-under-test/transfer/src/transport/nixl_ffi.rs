@@ -31,6 +31,29 @@ const LOOK_EVERY: Duration = Duration::from_micros(50);
 /// Looks without a pause in between.
 const HASTY_LOOKS: u32 = 200;
 
+/// Lets this process end without destructors of libraries: those of the wheel's own libnl write to
+/// memory that is gone by then, and every process that had loaded NIXL would end by SIGSEGV.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn skip_destructors() {
+    static ONCE: std::sync::Once = std::sync::Once::new();
+    unsafe extern "C" {
+        fn on_exit(handler: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+        fn _exit(status: c_int) -> !;
+    }
+    extern "C" fn leave(status: c_int, _: *mut c_void) {
+        // SAFETY: the process ends; what Rust has buffered was flushed before `exit` was called.
+        unsafe { _exit(status) }
+    }
+    ONCE.call_once(|| {
+        // SAFETY: the handler is a function of this program, which is never unloaded, and needs no
+        // argument. If there is no room for it, the process ends as it would have.
+        unsafe { on_exit(leave, null_mut()) };
+    });
+}
+
+#[cfg(not(all(target_os = "linux", target_env = "gnu")))]
+fn skip_destructors() {}
+
 macro_rules! functions {
     ($($name:ident($($argument:ty),*);)*) => {
         /// The functions that are used.
@@ -206,6 +229,7 @@ impl Agent {
         let loaded = unsafe { Library::new(library) }.map_err(missing)?;
         let api = Api::find(&loaded).map_err(missing)?;
         std::mem::forget(loaded);
+        skip_destructors();
         let mut agent = Agent {
             api,
             agent: null_mut(),
