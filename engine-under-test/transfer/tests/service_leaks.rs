@@ -14,7 +14,7 @@ use std::time::Duration;
 use pb_contract::{BlockId, Clock, Nanos, RequestId, Stream, WallClock};
 use pb_transfer::service::{
     Claim, Dial, ExportEvent, ExportOptions, Exporter, Held, ImportEvent, ImportOptions, Importer,
-    KvListener, Remote,
+    KvListener, Progress, Remote,
 };
 use pb_transfer::{
     Allow, Cause, Defect, Ended, Granularity, HostMemory, Memory, Mode, Peer, Region, SinkOptions,
@@ -28,6 +28,9 @@ const LONG: Nanos = Nanos::from_secs(120);
 const SLACK_KIB: usize = 8 << 10;
 /// Cycles after which the process has what it keeps: arenas of the allocator, buffers.
 const WARM_UP: u64 = 40;
+
+/// The tests of this file count the same process.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// What the process has of what could leak.
 #[derive(Clone, Copy, Debug)]
@@ -255,8 +258,6 @@ fn fail(me: &Peer, stranger: &Peer, refusing: &Remote, remote: &Remote, ticket: 
 
 /// Runs the cycles; what is held before and afterwards, or what of it is too much.
 fn fail_often(cycles: u64, leak: Leak) -> Result<[Holdings; 2], String> {
-    // The tests of this file count the same process.
-    static ALONE: Mutex<()> = Mutex::new(());
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let me = engines::peer([2, 2, 3], 4);
     let mut stranger = me.clone();
@@ -322,6 +323,40 @@ fn connecting_and_failing_leaves_nothing_and_what_is_left_is_found() {
         let found = fail_often(WARM_UP + 10, leak).unwrap_err();
         assert!(found.contains(word), "{leak:?}: {found}");
     }
+}
+
+/// The prompt may wait for its next step for long, and then nobody tells of its progress.
+#[test]
+fn a_streamed_prompt_is_forgotten_when_its_claimant_cancels_and_stays_connected() {
+    let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+    let me = engines::peer([2, 2, 3], 4);
+    let (exporter, remote, freed) = exporter(&me);
+    let (mut importer, told) = importer(&me, 1);
+    let progress = Arc::new(Progress::new(me.layers));
+    exporter.hold(Held {
+        progress: Some(Arc::clone(&progress)),
+        ..held(1)
+    });
+    importer.claim(claim(&remote, 1, [1; 32]));
+    let offered = told.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(offered, ImportEvent::Room { .. }), "{offered:?}");
+    assert_eq!(Arc::strong_count(&progress), 2, "it is looked at");
+    importer.cancel(RequestId(1));
+    let row = freed.recv_timeout(PATIENCE).unwrap();
+    assert!(matches!(row, ExportEvent::Row(_)), "{row:?}");
+    let end = freed.recv_timeout(PATIENCE).unwrap();
+    assert!(
+        matches!(end, ExportEvent::Freed { ticket: 1, .. }),
+        "{end:?}"
+    );
+    for _ in 0..2_000 {
+        if Arc::strong_count(&progress) == 1 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(Arc::strong_count(&progress), 1, "nobody looks any more");
+    assert_eq!(exporter.connections(), 1);
 }
 
 /// Half a minute; `cargo test --release -p pb-transfer --test service_leaks -- --ignored

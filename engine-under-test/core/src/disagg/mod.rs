@@ -359,6 +359,8 @@ impl KvEngine {
     pub fn step(&mut self, clock: &dyn Clock) -> Result<StepOutput, ExecError> {
         self.take_news();
         let stepped = self.step_engine(clock);
+        // A transfer that has failed during the step is not one to hand a prompt off by.
+        self.hear_all();
         self.idle_step = stepped.as_ref().is_ok_and(|out| out.scheduled.is_empty());
         self.export(clock.now());
         // Requests that ended have left their places.
@@ -368,10 +370,14 @@ impl KvEngine {
 
     /// Takes what the transfer threads have told, without waiting.
     pub fn take_news(&mut self) {
+        self.hear_all();
+        self.make_room();
+    }
+
+    fn hear_all(&mut self) {
         while let Ok(news) = self.news.try_recv() {
             self.hear(news);
         }
-        self.make_room();
     }
 
     /// As [`KvEngine::take_news`], and waits for some if there are none. False when none came.
@@ -450,6 +456,12 @@ impl KvEngine {
             + self.staged.len()
             + streamed
             + fetched.sum::<usize>();
+        let most = self.engine.kv().usable_blocks();
+        if streamed > most {
+            return Err(format!(
+                "streamed prompts: {streamed} copies, {most} blocks"
+            ));
+        }
         match self.staging.len() {
             found if found == slots => Ok(()),
             found => Err(format!("staging: {found} slots, {slots} in use")),

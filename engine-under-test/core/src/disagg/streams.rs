@@ -5,8 +5,9 @@
 //! can be claimed. With granularity `layer` it is the step itself that copies each layer of the
 //! blocks that it fills, as soon as that layer is written: it goes while the layers above are
 //! computed. The last block, full or not, follows with the first token: what a decode engine has
-//! acknowledged is a prompt that was handed off, and no other. If the transfer fails before, the
-//! request is handed off under another ticket, as if it had never been streamed.
+//! acknowledged is a prompt that was handed off, and no other. If the transfer fails before, or there
+//! is no room for copies, the request is handed off under another ticket, as if it had never been
+//! streamed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -52,12 +53,18 @@ impl Growing {
         blocks: usize,
         table: &[BlockId],
         kv: &dyn LayerKv,
-        staging: &Staging,
+        (staging, room): (&Staging, &mut usize),
     ) {
         let done = self.may_go(blocks, false);
         if done <= self.filled {
             // A request that was preempted computes again what was copied already.
             return;
+        }
+        if self.begun == 0 {
+            let Some(rest) = room.checked_sub(self.slots.len()) else {
+                return;
+            };
+            *room = rest;
         }
         let new = self.filled..done;
         for &slot in self.slots.iter().take(done).skip(self.begun) {
@@ -102,6 +109,8 @@ struct Streaming<'a> {
     clock: &'a dyn Clock,
     layers: usize,
     block_size: usize,
+    /// Copies for which prompts have room that have none yet.
+    room: usize,
 }
 
 impl LayerTap for Streaming<'_> {
@@ -116,7 +125,8 @@ impl LayerTap for Streaming<'_> {
             };
             let blocks = (chunk.start + chunk.tokens.len()) / self.block_size;
             let at = (layer, self.layers);
-            growing.add_layer(at, blocks, chunk.block_table, kv, self.staging);
+            let copies = (self.staging, &mut self.room);
+            growing.add_layer(at, blocks, chunk.block_table, kv, copies);
             if !growing.held {
                 growing.offer(*ticket, self.exporter, self.clock.now());
             }
@@ -161,6 +171,7 @@ impl KvEngine {
         if self.granularity != Granularity::Layer || self.streams.is_empty() {
             return self.engine.step(clock);
         }
+        let room = self.stream_room();
         let mut streaming = Streaming {
             block_size: self.engine.config().block_size,
             streams: &self.streams,
@@ -169,8 +180,27 @@ impl KvEngine {
             exporter: self.exporter.as_ref(),
             clock,
             layers: self.layers,
+            room,
         };
         self.engine.step_tapped(clock, Some(&mut streaming))
+    }
+
+    /// Copies for which streamed prompts have room that have none yet: all copies together are at
+    /// most as many as the pool has blocks. Prompts with a common prefix have it once in the pool,
+    /// and each a copy, so the pool alone is no bound.
+    fn stream_room(&self) -> usize {
+        let growing = self.exports.values().filter_map(|one| one.growing.as_ref());
+        let begun = growing.filter(|growing| growing.begun > 0);
+        let taken: usize = begun.map(|growing| growing.slots.len()).sum();
+        self.engine.kv().usable_blocks().saturating_sub(taken)
+    }
+
+    /// Whether a streamed prompt has copies, or there is room for those of all its blocks.
+    fn has_room(&self, ticket: u64) -> bool {
+        let export = self.exports.get(&ticket);
+        export
+            .and_then(|export| export.growing.as_ref())
+            .is_some_and(|growing| growing.begun > 0 || growing.slots.len() <= self.stream_room())
     }
 
     /// Gives away what the last step has computed, and ends what will not be computed.
@@ -179,6 +209,7 @@ impl KvEngine {
         let all: Vec<(RequestId, u64)> = self.streams.iter().map(|(&id, &t)| (id, t)).collect();
         for (id, ticket) in all {
             match self.engine.prefilled_tokens(id) {
+                Some(tokens) if tokens < block_size || !self.has_room(ticket) => {}
                 Some(tokens) => {
                     let table = self.engine.block_table(id).to_vec();
                     self.fill_stream(ticket, &table, tokens / block_size, now, false);
@@ -227,6 +258,10 @@ impl KvEngine {
         let Some(ticket) = self.streams.remove(&over.id) else {
             return false;
         };
+        if !self.has_room(ticket) {
+            self.freed(ticket);
+            return false;
+        }
         let table = self.engine.held_table(over.hold).to_vec();
         let Some(export) = self.exports.get_mut(&ticket) else {
             return false;

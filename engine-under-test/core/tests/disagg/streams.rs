@@ -7,7 +7,7 @@ use pb_core::disagg::{EarlySource, KvEngine, KvOptions, KvTask, OnFailure};
 use pb_transfer::{Ended, Granularity, Mode};
 
 use crate::common::{config, expected, greedy, prompt, seeded};
-use crate::pair::{Pair, RIGS, Rig, options, prefetch_id, ticket};
+use crate::pair::{Pair, RIGS, Rig, options, ports, prefetch_id, ticket, toy};
 
 const B: usize = 4;
 /// Tokens of a step of the prefill engine: prompts take several.
@@ -283,6 +283,47 @@ fn the_pool_bounds_what_is_fetched_ahead() {
     pair.until_idle();
     let fetched = pair.decode.as_mut().unwrap().take_fetched();
     assert!(fetched.len() <= 5, "{fetched:?}");
+}
+
+#[test]
+fn the_pool_bounds_the_copies_of_prompts_that_have_a_prefix_in_common() {
+    for granularity in [Granularity::Chunk, Granularity::Layer] {
+        let options = streaming(Mode::Pull, granularity, OnFailure::Fail);
+        let (out, _, _remote) = ports(Rig::Local);
+        // Eight blocks each, seven of them in common: 13 of the pool's 23, but 48 copies.
+        let mut engine = toy(config(B, 24), out, &options);
+        let common = prompt("common", 7 * B);
+        for id in 1..=6 {
+            let mut tokens = common.clone();
+            tokens.extend(prompt(&format!("own {id}"), 3));
+            let task = KvTask::Stream(ticket(RequestId(id)));
+            engine.add(greedy(id, &tokens, 5), task).unwrap();
+        }
+        let mut over = Vec::new();
+        while over.len() < 6 {
+            engine.step(&WallClock).unwrap();
+            engine.check().unwrap();
+            over.extend(engine.take_handed_off());
+        }
+        let streamed = over.iter().filter(|over| over.ticket == ticket(over.id));
+        assert_eq!(streamed.count(), 2, "{granularity:?}: {over:?}");
+        // What is freed is room for others.
+        for over in &over {
+            assert!(engine.release(over.ticket));
+        }
+        let task = KvTask::Stream(ticket(RequestId(7)));
+        engine.add(greedy(7, &common, 5), task).unwrap();
+        let mut over = Vec::new();
+        while over.is_empty() {
+            engine.step(&WallClock).unwrap();
+            engine.check().unwrap();
+            over = engine.take_handed_off();
+        }
+        assert_eq!(over[0].ticket, ticket(RequestId(7)));
+        assert!(engine.release(over[0].ticket));
+        engine.check().unwrap();
+        assert_eq!(engine.engine().buckets().active, 0);
+    }
 }
 
 #[test]

@@ -114,13 +114,12 @@ impl Shelf {
 
     /// Takes what is held under a ticket, if it is what the claimant takes it for.
     pub(super) fn claim(&self, ticket: u64, digest: &[u8; 32]) -> Result<Held, Cause> {
-        let mut held = self.held();
-        match held.get(&ticket) {
-            None => Err(Cause::Expired),
-            Some(found) if found.digest != *digest => Err(Cause::Mismatch),
-            // OK because it was found under the same lock.
-            Some(_) => held.remove(&ticket).ok_or(Cause::Expired),
-        }
+        self.open().claim(ticket, digest)
+    }
+
+    /// Several claims at once.
+    pub(super) fn open(&self) -> Claims<'_> {
+        Claims(self.held())
     }
 
     /// Takes what nobody has claimed in the time of the lease.
@@ -133,6 +132,21 @@ impl Shelf {
 
     fn stopped(&self) -> bool {
         self.stopped.load(Ordering::Relaxed)
+    }
+}
+
+/// The shelf while nobody else takes anything from it.
+pub(super) struct Claims<'a>(MutexGuard<'a, BTreeMap<u64, Held>>);
+
+impl Claims<'_> {
+    /// As [`Shelf::claim`].
+    pub(super) fn claim(&mut self, ticket: u64, digest: &[u8; 32]) -> Result<Held, Cause> {
+        match self.0.get(&ticket) {
+            None => Err(Cause::Expired),
+            Some(found) if found.digest != *digest => Err(Cause::Mismatch),
+            // OK because it was found under the same lock.
+            Some(_) => self.0.remove(&ticket).ok_or(Cause::Expired),
+        }
     }
 }
 
@@ -326,7 +340,11 @@ fn connection(common: &Common, arrival: Arrival) {
                     let answer = parked.claim(&common.shelf, (ticket, digest), early, now);
                     growing.extend(answer.and_then(|a| answered(common, &mut agent, ticket, a)));
                 }
-                SourceEvent::Freed { request, ended, .. } => {
+                SourceEvent::Freed {
+                    id, request, ended, ..
+                } => {
+                    // Of what has ended nobody tells any more that it goes on.
+                    growing.retain(|one| one.id != id);
                     let rows = agent.take_rows();
                     rows.into_iter()
                         .for_each(|row| (common.tell)(ExportEvent::Row(Box::new(row))));

@@ -108,7 +108,7 @@ pub(super) fn lend(common: &Common, agent: &mut SourceAgent, held: Held) -> Opti
 
 /// A transfer whose prompt is still computed.
 pub(super) struct Growing {
-    id: TransferId,
+    pub(super) id: TransferId,
     progress: Arc<Progress>,
     blocks: u32,
     /// Leading blocks of each layer that are sealed.

@@ -57,6 +57,11 @@ impl Parked {
     /// Answers to claims for which something is held now, or which were kept long enough.
     pub(super) fn answers(&mut self, shelf: &Shelf, now: Nanos) -> Vec<(u64, Result<Held, Cause>)> {
         let mut answers = Vec::new();
+        if self.0.is_empty() {
+            return answers;
+        }
+        // Once for all of them: the engine's thread takes it too, in the middle of a step.
+        let mut shelf = shelf.open();
         self.0.retain(|kept| {
             let answer = shelf.claim(kept.ticket, &kept.digest);
             let waits = matches!(answer, Err(Cause::Expired)) && now < kept.until;

@@ -51,6 +51,30 @@ pub(super) fn exchange(
     Ok(theirs)
 }
 
+/// Waits until whoever has connected begins as a peer does, and leaves what it says to be read. A
+/// stranger costs a thread, and none of the memory that a peer gets.
+pub(super) fn greeted(
+    stream: &TcpStream,
+    magic: [u8; MAGIC_BYTES],
+    patience: Duration,
+) -> Result<(), TransportError> {
+    let failed = |e| TransportError::io("waiting for a peer's first word", e);
+    stream.set_read_timeout(Some(patience)).map_err(failed)?;
+    let mut said = [0; MAGIC_BYTES];
+    let heard = stream.peek(&mut said).map_err(failed)?;
+    match heard > 0 && magic.starts_with(&said[..heard]) {
+        true => Ok(()),
+        false => Err(no_peer(&said[..heard], magic)),
+    }
+}
+
+fn no_peer(said: &[u8], magic: [u8; MAGIC_BYTES]) -> TransportError {
+    let expected = String::from_utf8_lossy(&magic);
+    TransportError::Setup {
+        problem: format!("it begins with {said:02x?}, not {expected}"),
+    }
+}
+
 fn learn(
     stream: &mut TcpStream,
     magic: [u8; MAGIC_BYTES],
@@ -62,8 +86,7 @@ fn learn(
     stream.read_exact(&mut hello).map_err(failed)?;
     let (said, rest) = hello.split_at(MAGIC_BYTES);
     if said != magic {
-        let expected = String::from_utf8_lossy(&magic);
-        return Err(setup(format!("it begins with {said:02x?}, not {expected}")));
+        return Err(no_peer(said, magic));
     }
     let (said, rest) = rest.split_at(Shape::BYTES);
     let (base, length) = rest.split_at(8);
@@ -128,5 +151,48 @@ impl Door {
         let (stream, _) = self.0.accept().map_err(failed)?;
         stream.set_nonblocking(false).map_err(failed)?;
         Ok(Some(stream))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAGIC: [u8; 4] = *b"PBXY";
+
+    /// What is made of somebody who says `said` and then stays or goes.
+    fn made_of(said: &[u8], stays: bool) -> Result<(), TransportError> {
+        let door = Door::bind(SocketAddr::from(([127, 0, 0, 1], 0))).unwrap();
+        let mut client = TcpStream::connect(door.address().unwrap()).unwrap();
+        let stream = door.accept(Duration::from_secs(60)).unwrap().unwrap();
+        client.write_all(said).unwrap();
+        let client = stays.then_some(client);
+        let patience = match said.is_empty() {
+            true => Duration::from_millis(20),
+            false => Duration::from_secs(60),
+        };
+        let made = greeted(&stream, MAGIC, patience);
+        if made.is_ok() {
+            let mut again = vec![0; said.len()];
+            (&stream).read_exact(&mut again).unwrap();
+            assert_eq!(again, said, "what was said is still there to be read");
+        }
+        drop(client);
+        made
+    }
+
+    #[test]
+    fn who_does_not_begin_as_a_peer_is_none() {
+        for said in [&b"P"[..], b"PBXY", b"PBXY and more"] {
+            made_of(said, true).unwrap();
+        }
+        for (said, stays) in [
+            (&b""[..], true),
+            (b"", false),
+            (b"GET /", true),
+            (b"PBXZ", true),
+        ] {
+            assert!(made_of(said, stays).is_err(), "{said:?}");
+        }
     }
 }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use pb_contract::Clock;
 
-use super::meet::{Door, Place, connect, exchange};
+use super::meet::{Door, Place, connect, exchange, greeted};
 use super::mooncake_engine::{MooncakeEngine, Session};
 use super::shm::memory_file;
 use super::slots::{Shape, SlotStore, SlotTransport, Theirs};
@@ -159,8 +159,12 @@ impl MooncakeListener {
     /// The listener is of no use any more.
     pub fn arrival(&mut self, timeout: Duration) -> Result<Option<Arrival>, TransportError> {
         let (options, clock) = (self.options.clone(), Arc::clone(&self.clock));
-        let on =
-            |stream| Arrival::new(move || MooncakeTransport::on_stream(stream, &options, clock));
+        let on = |stream| {
+            Arrival::new(move || {
+                greeted(&stream, MAGIC, options.stall)?;
+                MooncakeTransport::on_stream(stream, &options, clock)
+            })
+        };
         Ok(self.door.accept(timeout)?.map(on))
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use pb_contract::Clock;
 
-use super::meet::{Door, Place, connect, exchange};
+use super::meet::{Door, Place, connect, exchange, greeted};
 use super::nixl_ffi::{Agent, Arena};
 use super::slots::{Shape, SlotStore, SlotTransport, Theirs};
 use super::wire::Socket;
@@ -170,7 +170,12 @@ impl NixlListener {
     /// The listener is of no use any more.
     pub fn arrival(&mut self, timeout: Duration) -> Result<Option<Arrival>, TransportError> {
         let (options, clock) = (self.options.clone(), Arc::clone(&self.clock));
-        let on = |stream| Arrival::new(move || NixlTransport::on_stream(stream, &options, clock));
+        let on = |stream| {
+            Arrival::new(move || {
+                greeted(&stream, MAGIC, options.stall)?;
+                NixlTransport::on_stream(stream, &options, clock)
+            })
+        };
         Ok(self.door.accept(timeout)?.map(on))
     }
 }
