@@ -152,8 +152,9 @@ fn measured(name: &str, page: &str, width: u32, dark: bool) -> Option<Value> {
     Some(serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}")))
 }
 
-fn suite_page() -> String {
-    let dir = suite_dir::write("browser", &suite_dir::suite());
+/// `name` is the test's own: tests run at the same time.
+fn suite_page(name: &str) -> String {
+    let dir = suite_dir::write(name, &suite_dir::suite());
     SuiteReport::open(&dir).unwrap().html().unwrap()
 }
 
@@ -191,7 +192,10 @@ fn assert_sound(found: &Value, what: &str) {
 
 #[test]
 fn pages_are_whole_and_readable_in_a_browser() {
-    for (name, page) in [("suite", suite_page()), ("judged", judged_page())] {
+    for (name, page) in [
+        ("suite", suite_page("browser-whole")),
+        ("judged", judged_page()),
+    ] {
         for (width, dark) in [(1200, false), (1200, true), (390, false)] {
             let what = format!("{name} page, {width} px, dark: {dark}");
             match measured(name, &page, width, dark) {
@@ -205,7 +209,7 @@ fn pages_are_whole_and_readable_in_a_browser() {
 /// That the measuring itself can find something.
 #[test]
 fn faults_planted_in_a_page_are_found() {
-    let page = suite_page();
+    let page = suite_page("browser-faults");
     let text = page.find("<text ").unwrap();
     let planted = format!(
         "{}<text x=\"-90\" y=\"5\">PLANTED</text>{}",
@@ -243,7 +247,7 @@ fn a_picture_of_each_panel() {
             vec![("given".to_owned(), page)]
         }
         (None, None) => vec![
-            ("suite".to_owned(), suite_page()),
+            ("suite".to_owned(), suite_page("browser-pictures")),
             ("judged".to_owned(), judged_page()),
         ],
     };
