@@ -8,14 +8,18 @@
 //! accumulation stays off). Where the library does not know the mode, or has nothing for the
 //! sizes, there is no plan, and our kernel computes.
 
+mod owned;
+
 use std::cell::RefCell;
 use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::ffi::c_void;
 
 use cudarc::cublaslt::{result as lt, sys};
 
 use crate::device::Product;
 use crate::error::KernelError;
+use owned::Owned;
 
 /// Scratch memory for algorithms that want some: what NVIDIA recommends for sm_90.
 pub(super) const WORKSPACE_BYTES: usize = 32 << 20;
@@ -36,13 +40,15 @@ type Shape = ([usize; 3], &'static str, &'static str);
 /// What the library says when asked for an algorithm.
 type Answer = Result<sys::cublasLtMatmulHeuristicResult_t, lt::CublasError>;
 
+type Description = Owned<sys::cublasLtMatmulDesc_t>;
+type Layout = Owned<sys::cublasLtMatrixLayout_t>;
+
 /// A chosen algorithm with its descriptions of the operands.
-#[derive(Clone, Copy)]
 struct Plan {
-    product: sys::cublasLtMatmulDesc_t,
-    w: sys::cublasLtMatrixLayout_t,
-    a: sys::cublasLtMatrixLayout_t,
-    out: sys::cublasLtMatrixLayout_t,
+    product: Description,
+    w: Layout,
+    a: Layout,
+    out: Layout,
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
@@ -176,38 +182,34 @@ impl Blas {
             return Ok(false);
         }
         let shape = (product.mnk, product.elem, product.out_elem);
-        let known = self.plans.borrow().get(&shape).copied();
-        let plan = match known {
-            Some(plan) => plan,
-            None => {
-                let plan = self.plan(product)?;
-                self.plans.borrow_mut().insert(shape, plan);
-                plan
-            }
+        let mut plans = self.plans.borrow_mut();
+        let plan = match plans.entry(shape) {
+            Entry::Occupied(known) => known.into_mut(),
+            Entry::Vacant(new) => new.insert(self.plan(product)?),
         };
         let Some(plan) = plan else { return Ok(false) };
         if let Some(scales) = product.scales {
             // The plan is of all products of its shape, the addresses are of this one.
-            // SAFETY: the plan's descriptions live as long as the handle.
-            unsafe { set_scales(plan.product, scales)? };
+            // SAFETY: the plan's descriptions live as long as the plan.
+            unsafe { set_scales(plan.product.it, scales)? };
         }
         let (one, zero) = (1.0f32, 0.0f32);
-        // SAFETY: the plan's descriptions live as long as the handle; addresses are those of
+        // SAFETY: the plan's descriptions live as long as the plan; addresses are those of
         // buffers of the described sizes, and the workspace is as large as the plan was told.
         unsafe {
             lt::matmul(
                 self.handle,
-                plan.product,
+                plan.product.it,
                 std::ptr::from_ref(&one).cast(),
                 std::ptr::from_ref(&zero).cast(),
                 product.w as *const c_void,
-                plan.w,
+                plan.w.it,
                 product.a as *const c_void,
-                plan.a,
+                plan.a.it,
                 product.out as *const c_void,
-                plan.out,
+                plan.out.it,
                 product.out as *mut c_void,
-                plan.out,
+                plan.out.it,
                 &plan.algorithm,
                 self.workspace as *mut c_void,
                 WORKSPACE_BYTES,
@@ -224,13 +226,14 @@ impl Blas {
             return Ok(None);
         };
         let layout = |kind, rows: usize, columns: usize| {
-            lt::create_matrix_layout(kind, rows as u64, columns as u64, rows as i64)
-                .map_err(failed("cublasLtMatrixLayoutCreate"))
+            let made = lt::create_matrix_layout(kind, rows as u64, columns as u64, rows as i64);
+            let call = "cublasLtMatrixLayoutCreate";
+            Layout::new(made, call, lt::destroy_matrix_layout)
         };
         let sums = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
-        let single = sys::cudaDataType_t::CUDA_R_32F;
-        let product =
-            lt::create_matmul_desc(sums, single).map_err(failed("cublasLtMatmulDescCreate"))?;
+        let made = lt::create_matmul_desc(sums, sys::cudaDataType_t::CUDA_R_32F);
+        let call = "cublasLtMatmulDescCreate";
+        let product = Description::new(made, call, lt::destroy_matmul_desc)?;
         let transposed = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
         let (w, a, out) = (
             layout(low, k, n)?,
@@ -239,15 +242,15 @@ impl Blas {
         );
         // SAFETY: everything was made above and is alive; the operation is an i32.
         let found = unsafe {
-            set(product, transposed, &TRANSPOSED).map_err(failed(SET))?;
+            set(product.it, transposed, &TRANSPOSED).map_err(failed(SET))?;
             if let Some(scales) = of.scales {
-                if !scale_rows(product)? {
+                if !scale_rows(product.it)? {
                     return Ok(None);
                 }
                 // A mode without addresses is refused.
-                set_scales(product, scales)?;
+                set_scales(product.it, scales)?;
             }
-            self.algorithm(product, [w, a, out], of.scales.is_some())?
+            self.algorithm(product.it, [w.it, a.it, out.it], of.scales.is_some())?
         };
         match found {
             Ok(found) => Ok(Some(Plan {
@@ -275,8 +278,9 @@ impl Blas {
         scaled: bool,
     ) -> Result<Answer, KernelError> {
         use sys::cublasLtMatmulPreferenceAttributes_t as Attribute;
-        let preference =
-            lt::create_matmul_pref().map_err(failed("cublasLtMatmulPreferenceCreate"))?;
+        let made = lt::create_matmul_pref();
+        let call = "cublasLtMatmulPreferenceCreate";
+        let preference = Owned::new(made, call, lt::destroy_matmul_pref)?;
         let room = Attribute::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
         let alignments = [
             Attribute::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES,
@@ -289,7 +293,7 @@ impl Blas {
         // given by address and size, as the library documents them (a size_t, numbers of 32 bits).
         unsafe {
             lt::set_matmul_pref_attribute(
-                preference,
+                preference.it,
                 room,
                 std::ptr::from_ref(&WORKSPACE_BYTES).cast(),
                 size_of::<usize>(),
@@ -298,31 +302,29 @@ impl Blas {
             let least = E4M3_MULTIPLE as u32;
             for attribute in alignments.into_iter().filter(|_| scaled) {
                 let bytes = std::ptr::from_ref(&least).cast();
-                lt::set_matmul_pref_attribute(preference, attribute, bytes, size_of::<u32>())
+                lt::set_matmul_pref_attribute(preference.it, attribute, bytes, size_of::<u32>())
                     .map_err(failed(refused))?;
             }
-            let found =
-                lt::get_matmul_algo_heuristic(self.handle, product, w, a, out, out, preference);
-            lt::destroy_matmul_pref(preference)
-                .map_err(failed("cublasLtMatmulPreferenceDestroy"))?;
-            Ok(found)
+            let how = preference.it;
+            Ok(lt::get_matmul_algo_heuristic(
+                self.handle,
+                product,
+                w,
+                a,
+                out,
+                out,
+                how,
+            ))
         }
     }
 }
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: made by the library, used by nobody after this. Failures to free are nothing
-        // to act on.
-        unsafe {
-            for plan in self.plans.get_mut().values().flatten() {
-                let _ = lt::destroy_matmul_desc(plan.product);
-                for layout in [plan.w, plan.a, plan.out] {
-                    let _ = lt::destroy_matrix_layout(layout);
-                }
-            }
-            let _ = lt::destroy_handle(self.handle);
-        }
+        self.plans.get_mut().clear();
+        // SAFETY: made by the library, used by nobody after this. A failure to free is nothing to
+        // act on.
+        let _ = unsafe { lt::destroy_handle(self.handle) };
     }
 }
 
