@@ -132,6 +132,17 @@ pub struct Product {
     pub scales: Option<[u64; 2]>,
 }
 
+/// What a vendor's library says to a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VendorGemm {
+    /// It computes it.
+    Computed,
+    /// It does not have it; nothing was computed. Why, in words.
+    Lacks(&'static str),
+    /// The device is of no vendor.
+    NoVendor,
+}
+
 /// Something that runs kernels, in order in each of its lanes. Memory is given back in the reverse
 /// order of its allocation, by [`Device::mark`] and [`Device::release`].
 pub trait Device: Lanes + Graphs + Profiler {
@@ -193,12 +204,12 @@ pub trait Device: Lanes + Graphs + Profiler {
         work: &mut dyn FnMut() -> Result<(), KernelError>,
     ) -> Result<Option<u64>, KernelError>;
 
-    /// Computes `product` with the vendor's library; `false` from a device that has none. Its
-    /// order of sums follows the shape.
+    /// Computes `product` with the vendor's library, if that has it. Its order of sums follows the
+    /// shape.
     ///
     /// # Errors
-    /// [`KernelError`] when the library fails.
-    fn vendor_gemm(&self, product: &Product) -> Result<bool, KernelError>;
+    /// [`KernelError::Vendor`] when the library fails, or refuses what it must have.
+    fn vendor_gemm(&self, product: &Product) -> Result<VendorGemm, KernelError>;
 
     /// Whether it has the kernels of sm_90a.
     fn has_wgmma(&self) -> bool {

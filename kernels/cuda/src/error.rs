@@ -67,6 +67,14 @@ pub enum KernelError {
         /// Its answer.
         problem: String,
     },
+    /// The vendor's library of products refused a call, or failed.
+    #[error("{call}: {problem}")]
+    Vendor {
+        /// What was called.
+        call: &'static str,
+        /// Its answer.
+        problem: String,
+    },
     /// The emulated machine stopped the kernel.
     #[error("{0}")]
     Fault(Fault),

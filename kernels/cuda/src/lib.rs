@@ -39,7 +39,7 @@ pub mod source;
 
 pub use checksum::checksum;
 pub use cuda::{CudaDevice, CudaOptions, compile_all};
-pub use device::{Buffer, BufferState, Device, DeviceExt, Launch, Mark, Product};
+pub use device::{Buffer, BufferState, Device, DeviceExt, Launch, Mark, Product, VendorGemm};
 pub use elem::{E4m3, E4m3Out, Elem, GemmOut, StoreElem};
 pub use emulate::{Emulator, Fault, FaultKind, Library, Schedule};
 pub use error::KernelError;

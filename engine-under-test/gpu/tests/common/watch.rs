@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use pb_kernels_cuda::{
     Buffer, BufferState, Device, DeviceMemory, Emulator, Event, Graph, Graphs, KernelError, Lane,
-    Lanes, Launch, Mark, Pinned, Product, Profile, Profiler, Purpose,
+    Lanes, Launch, Mark, Pinned, Product, Profile, Profiler, Purpose, VendorGemm,
 };
 
 /// What was seen, and what is left out.
@@ -114,7 +114,7 @@ impl Device for Watched {
         self.inner.time_ns(work)
     }
 
-    fn vendor_gemm(&self, product: &Product) -> Result<bool, KernelError> {
+    fn vendor_gemm(&self, product: &Product) -> Result<VendorGemm, KernelError> {
         self.inner.vendor_gemm(product)
     }
 

@@ -3,6 +3,7 @@
 
 pub mod case;
 pub mod formulas;
+mod found;
 pub mod fp8;
 mod judge;
 pub mod lora;
@@ -12,6 +13,7 @@ mod suite;
 mod timing;
 mod values;
 
+pub use found::{Found, NotAvailable};
 pub use judge::{Expected, Verdict, gamma, judge};
 pub use suite::{Judged, validate};
 pub use timing::{Ceilings, Shares, Timed, ceilings, time_all};

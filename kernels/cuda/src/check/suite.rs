@@ -4,9 +4,10 @@ use half::{bf16, f16};
 
 use super::case::{Case, Chunk, Sizes};
 use super::formulas::{product, rmsnorm, rotate, silu_mul};
+use super::found::{Found, NotAvailable};
 use super::judge::{Expected, Verdict, judge};
 use super::values::{Rng, Stored, Value, f64s, typed};
-use crate::device::{Device, DeviceExt, Product};
+use crate::device::{Device, DeviceExt, Product, VendorGemm};
 use crate::elem::{E4m3, Elem, GemmOut};
 use crate::error::KernelError;
 use crate::ops::{self, GemmBy, KvPool, KvShape, PrefillBy, RopeKv};
@@ -36,18 +37,19 @@ pub(super) type Compared = (Vec<f64>, Vec<Expected>);
 
 pub(super) struct Suite<'a, D: ?Sized> {
     pub(super) device: &'a D,
-    each: &'a mut dyn FnMut(Judged),
+    each: &'a mut dyn FnMut(Found),
 }
 
 /// Validates all kernels on `device` and hands each result to `each`; `full` adds long prefixes
 /// and large products, which an emulated device takes minutes for.
 ///
 /// # Errors
-/// When the device fails; a kernel that is wrong, or that a checking device stops, is a result.
+/// When the device fails; a kernel that is wrong, or that a checking device stops, is a result, and
+/// so is a vendor's library that refuses a call.
 pub fn validate<D: Device + ?Sized>(
     device: &D,
     full: bool,
-    each: &mut dyn FnMut(Judged),
+    each: &mut dyn FnMut(Found),
 ) -> Result<(), KernelError> {
     let mut suite = Suite { device, each };
     suite.rows::<bf16>()?;
@@ -97,19 +99,26 @@ impl<D: Device + ?Sized> Suite<'_, D> {
         let mark = self.device.mark();
         let (outputs, outcome) = match run(self.device) {
             Ok((got, want)) => (got.len(), Ok(judge(&got, &want))),
-            Err(e @ (KernelError::Fault(_) | KernelError::Argument { .. })) => {
-                (0, Err(e.to_string()))
-            }
+            Err(
+                e @ (KernelError::Fault(_)
+                | KernelError::Argument { .. }
+                | KernelError::Vendor { .. }),
+            ) => (0, Err(e.to_string())),
             Err(e) => return Err(e),
         };
         self.device.release(mark)?;
-        (self.each)(Judged {
+        (self.each)(Found::Judged(Judged {
             kernel: kernel.to_owned(),
             shape,
             outputs,
             outcome,
-        });
+        }));
         Ok(())
+    }
+
+    /// Reports that a check was not run.
+    pub(super) fn not_available(&mut self, kernel: &'static str, shape: String, why: &'static str) {
+        (self.each)(Found::NotAvailable(NotAvailable { kernel, shape, why }));
     }
 
     /// Operations on rows.
@@ -378,7 +387,7 @@ pub(super) fn has_vendor_gemm<D: Device + ?Sized>(device: &D) -> Result<bool, Ke
     let mark = device.mark();
     let x = device.input("x", &[bf16::ONE; 16 * 16])?;
     let out = device.upload("out", &[bf16::ZERO; 16 * 16])?;
-    let has = device.vendor_gemm(&Product {
+    let said = device.vendor_gemm(&Product {
         a: x.address(),
         w: x.address(),
         out: out.address(),
@@ -388,7 +397,7 @@ pub(super) fn has_vendor_gemm<D: Device + ?Sized>(device: &D) -> Result<bool, Ke
         scales: None,
     })?;
     device.release(mark)?;
-    Ok(has)
+    Ok(said == VendorGemm::Computed)
 }
 
 pub(super) fn in_words(s: Sizes) -> String {

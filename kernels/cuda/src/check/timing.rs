@@ -5,9 +5,10 @@ mod fp8;
 
 use half::bf16;
 
+use super::found::Found;
 use super::suite::has_vendor_gemm;
 use super::values::{Rng, typed};
-use crate::device::{Buffer, Device, DeviceExt};
+use crate::device::{Buffer, Device, DeviceExt, VendorGemm};
 use crate::error::KernelError;
 use crate::ops::{
     self, BatchSeq, DecodePlan, GemmBy, KvPool, KvShape, Partials, PrefillArgs, PrefillBy,
@@ -152,7 +153,7 @@ pub fn ceilings<D: Device + ?Sized>(device: &D) -> Result<Option<Ceilings>, Kern
     };
     let mut has = true;
     let gemm = cold(device, scrub, |_| {
-        has = device.vendor_gemm(&product)?;
+        has = device.vendor_gemm(&product)? == VendorGemm::Computed;
         Ok(())
     })?;
     device.release(mark)?;
@@ -174,7 +175,7 @@ pub fn ceilings<D: Device + ?Sized>(device: &D) -> Result<Option<Ceilings>, Kern
 struct Timer<'a, D: ?Sized> {
     device: &'a D,
     scrub: Buffer<u8>,
-    each: &'a mut dyn FnMut(Timed),
+    each: &'a mut dyn FnMut(Found),
 }
 
 /// Times every kernel at shapes of serving (8 billion parameters: hidden 4096, 32 query and 8
@@ -185,7 +186,7 @@ struct Timer<'a, D: ?Sized> {
 /// When the device fails.
 pub fn time_all<D: Device + ?Sized>(
     device: &D,
-    each: &mut dyn FnMut(Timed),
+    each: &mut dyn FnMut(Found),
 ) -> Result<(), KernelError> {
     if device.time_ns(&mut || Ok(()))?.is_none() {
         return Ok(());
@@ -245,14 +246,14 @@ impl<D: Device + ?Sized> Timer<'_, D> {
     ) -> Result<(), KernelError> {
         let times = cold(self.device, self.scrub, work)?.unwrap_or_default();
         if let [first, .., last] = times[..] {
-            (self.each)(Timed {
+            (self.each)(Found::Timed(Timed {
                 kernel,
                 shape,
                 median_ns: times[times.len() / 2],
                 range_ns: [first, last],
                 traffic: [read as u64, written as u64],
                 flops: flops as u64,
-            });
+            }));
         }
         Ok(())
     }

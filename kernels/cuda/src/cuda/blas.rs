@@ -4,9 +4,10 @@
 //! `w a^T` with both matrices as they lie: `w` (its `k x n`, transposed) times `a` (its `k x m`).
 //!
 //! E4M3 has a factor for each row of both ("outer vector" scaling in the cuBLAS documentation):
-//! cuBLAS 12.9 or later on compute capability 9.0. Sums are moved to f32 from time to time (fast
-//! accumulation stays off). Where the library does not know the mode, or has nothing for the
-//! sizes, there is no plan, and our kernel computes.
+//! cuBLAS 12.9 or later on compute capability 9.0, and on no other. Sums are moved to f32 from time
+//! to time (fast accumulation stays off). Where the library does not know the mode, or has nothing
+//! for the sizes, there is no plan, and our kernel computes. Where it must know the mode, a value
+//! that it calls invalid is a mistake in our call, and an error.
 
 mod owned;
 
@@ -17,8 +18,9 @@ use std::ffi::c_void;
 
 use cudarc::cublaslt::{result as lt, sys};
 
-use crate::device::Product;
+use crate::device::{Product, VendorGemm};
 use crate::error::KernelError;
+use crate::source::SM_90A;
 use owned::Owned;
 
 /// Scratch memory for algorithms that want some: what NVIDIA recommends for sm_90.
@@ -33,6 +35,15 @@ const SET: &str = "cublasLtMatmulDescSetAttribute";
 /// What sizes and addresses of E4M3 must be multiples of, in elements and in bytes (the cuBLAS
 /// documentation of `cublasLtMatmul`).
 const E4M3_MULTIPLE: usize = 16;
+
+/// The first version with a factor for each row, as `cublasLtGetVersion` numbers them: 12.9.0.
+const ROW_SCALES_SINCE: usize = 120_900;
+
+/// Why there is no plan.
+const NO_ROW_SCALES: &str = "cuBLASLt scales rows from 12.9 on, on compute capability 9.0 alone";
+const NO_ALGORITHM: &str = "cuBLASLt has no algorithm for these sizes";
+const NOT_ALIGNED: &str = "cuBLASLt wants columns, terms and addresses in multiples of 16";
+const NO_TYPE: &str = "cuBLASLt does not have the types";
 
 /// What an algorithm is chosen by: sizes, type, and type of the result.
 type Shape = ([usize; 3], &'static str, &'static str);
@@ -52,17 +63,46 @@ struct Plan {
     algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
-/// The library and the plans made so far; `None` for a shape that it has no algorithm for.
+/// A plan, or why there is none.
+type Planned = Result<Plan, &'static str>;
+
+/// The library and what was planned so far.
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
     workspace: u64,
-    plans: RefCell<BTreeMap<Shape, Option<Plan>>>,
+    /// Whether the documentation promises a factor for each row, here and with this version.
+    must_scale_rows: bool,
+    plans: RefCell<BTreeMap<Shape, Planned>>,
 }
 
-fn failed(call: &str) -> impl Fn(lt::CublasError) -> KernelError + '_ {
-    move |e| KernelError::Device {
-        call: call.to_owned(),
+fn failed(call: &'static str) -> impl Fn(lt::CublasError) -> KernelError {
+    move |e| KernelError::Vendor {
+        call,
         problem: e.to_string(),
+    }
+}
+
+/// Whether a version of the library has a factor for each row on an architecture: the table of
+/// scaling modes in the cuBLAS documentation names 9.0, and no later one.
+fn scales_rows(architecture: &str, version: usize) -> bool {
+    architecture == SM_90A && version >= ROW_SCALES_SINCE
+}
+
+/// What the library lacks if it says `e`, in words; `None` if that is a failure. `scaled`: a factor
+/// for each row was asked for; `must_scale`: it must have that.
+fn lacks(e: &lt::CublasError, scaled: bool, must_scale: bool) -> Option<&'static str> {
+    use sys::cublasStatus_t as Status;
+    let may_lack_scales = scaled && !must_scale;
+    match e.0 {
+        Status::CUBLAS_STATUS_NOT_SUPPORTED if may_lack_scales => Some(NO_ROW_SCALES),
+        Status::CUBLAS_STATUS_NOT_SUPPORTED => Some(NO_ALGORITHM),
+        // So libraries call a mode that is younger than they are.
+        Status::CUBLAS_STATUS_INVALID_VALUE | Status::CUBLAS_STATUS_ARCH_MISMATCH
+            if may_lack_scales =>
+        {
+            Some(NO_ROW_SCALES)
+        }
+        _ => None,
     }
 }
 
@@ -127,11 +167,11 @@ unsafe fn set_scales(
     Ok(())
 }
 
-/// Asks for a factor for each row of both matrices; `false` from a library that does not know it.
+/// Asks for a factor for each row of both matrices.
 ///
 /// # Safety
 /// The description is alive.
-unsafe fn scale_rows(description: sys::cublasLtMatmulDesc_t) -> Result<bool, KernelError> {
+unsafe fn scale_rows(description: sys::cublasLtMatmulDesc_t) -> Result<(), lt::CublasError> {
     use sys::cublasLtMatmulDescAttributes_t as Attribute;
     let outer = sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
     for attribute in [
@@ -139,55 +179,48 @@ unsafe fn scale_rows(description: sys::cublasLtMatmulDesc_t) -> Result<bool, Ker
         Attribute::CUBLASLT_MATMUL_DESC_B_SCALE_MODE,
     ] {
         // SAFETY: as promised; the attribute is a number of 32 bits.
-        match unsafe { set(description, attribute, &outer) } {
-            Err(e) if is_refusal(&e) => return Ok(false),
-            answer => answer.map_err(failed(SET))?,
-        }
+        unsafe { set(description, attribute, &outer)? };
     }
-    Ok(true)
-}
-
-/// Whether the library says that it does not have what was asked for: libraries older than a mode
-/// call it an invalid value.
-fn is_refusal(e: &lt::CublasError) -> bool {
-    use sys::cublasStatus_t as Status;
-    matches!(
-        e.0,
-        Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_INVALID_VALUE
-    )
+    Ok(())
 }
 
 impl Blas {
-    /// The library, if it is installed; a context must be current. `workspace` is the address of
-    /// [`WORKSPACE_BYTES`] bytes.
-    pub(super) fn new(workspace: u64) -> Result<Option<Self>, KernelError> {
+    /// The library, if it is installed; a context of a GPU of the architecture must be current.
+    /// `workspace` is the address of [`WORKSPACE_BYTES`] bytes.
+    pub(super) fn new(workspace: u64, architecture: &str) -> Result<Option<Self>, KernelError> {
         // SAFETY: loading a library runs its initialisers, which are NVIDIA's.
         if !unsafe { sys::is_culib_present() } {
             return Ok(None);
         }
+        // SAFETY: the library is there, and the call only gives a number.
+        let version = unsafe { sys::cublasLtGetVersion() };
         Ok(Some(Blas {
             handle: lt::create_handle().map_err(failed("cublasLtCreate"))?,
             workspace,
+            must_scale_rows: scales_rows(architecture, version),
             plans: RefCell::default(),
         }))
     }
 
-    /// Computes on `stream`; `false` when there is no algorithm for the shape.
+    /// Computes on `stream`, if there is an algorithm for the shape.
     pub(super) fn run(
         &self,
         product: &Product,
         stream: sys::cudaStream_t,
-    ) -> Result<bool, KernelError> {
+    ) -> Result<VendorGemm, KernelError> {
         if !may_ask(product) {
-            return Ok(false);
+            return Ok(VendorGemm::Lacks(NOT_ALIGNED));
         }
         let shape = (product.mnk, product.elem, product.out_elem);
         let mut plans = self.plans.borrow_mut();
-        let plan = match plans.entry(shape) {
+        let planned = match plans.entry(shape) {
             Entry::Occupied(known) => known.into_mut(),
             Entry::Vacant(new) => new.insert(self.plan(product)?),
         };
-        let Some(plan) = plan else { return Ok(false) };
+        let plan = match *planned {
+            Ok(ref plan) => plan,
+            Err(why) => return Ok(VendorGemm::Lacks(why)),
+        };
         if let Some(scales) = product.scales {
             // The plan is of all products of its shape, the addresses are of this one.
             // SAFETY: the plan's descriptions live as long as the plan.
@@ -217,13 +250,13 @@ impl Blas {
             )
         }
         .map_err(failed("cublasLtMatmul"))?;
-        Ok(true)
+        Ok(VendorGemm::Computed)
     }
 
-    fn plan(&self, of: &Product) -> Result<Option<Plan>, KernelError> {
+    fn plan(&self, of: &Product) -> Result<Planned, KernelError> {
         let [m, n, k] = of.mnk;
         let (Some(low), Some(result)) = (kind(of.elem), kind(of.out_elem)) else {
-            return Ok(None);
+            return Ok(Err(NO_TYPE));
         };
         let layout = |kind, rows: usize, columns: usize| {
             let made = lt::create_matrix_layout(kind, rows as u64, columns as u64, rows as i64);
@@ -240,29 +273,41 @@ impl Blas {
             layout(low, k, m)?,
             layout(result, n, m)?,
         );
+        let scaled = of.scales.is_some();
         // SAFETY: everything was made above and is alive; the operation is an i32.
         let found = unsafe {
             set(product.it, transposed, &TRANSPOSED).map_err(failed(SET))?;
             if let Some(scales) = of.scales {
-                if !scale_rows(product.it)? {
-                    return Ok(None);
+                if let Err(e) = scale_rows(product.it) {
+                    return self.without_plan(SET, e, scaled);
                 }
                 // A mode without addresses is refused.
                 set_scales(product.it, scales)?;
             }
-            self.algorithm(product.it, [w.it, a.it, out.it], of.scales.is_some())?
+            self.algorithm(product.it, [w.it, a.it, out.it], scaled)?
         };
         match found {
-            Ok(found) => Ok(Some(Plan {
+            Ok(found) => Ok(Ok(Plan {
                 product,
                 w,
                 a,
                 out,
                 algorithm: found.algo,
             })),
-            Err(lt::CublasError(sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED)) => Ok(None),
-            Err(e) if of.scales.is_some() && is_refusal(&e) => Ok(None),
-            Err(e) => Err(failed("cublasLtMatmulAlgoGetHeuristic")(e)),
+            Err(e) => self.without_plan("cublasLtMatmulAlgoGetHeuristic", e, scaled),
+        }
+    }
+
+    /// What comes of a refused call: something that the library may lack, or a failure.
+    fn without_plan(
+        &self,
+        call: &'static str,
+        e: lt::CublasError,
+        scaled: bool,
+    ) -> Result<Planned, KernelError> {
+        match lacks(&e, scaled, self.must_scale_rows) {
+            Some(why) => Ok(Err(why)),
+            None => Err(failed(call)(e)),
         }
     }
 
@@ -330,8 +375,53 @@ impl Drop for Blas {
 
 #[cfg(test)]
 mod tests {
-    use super::{kind, may_ask};
+    use super::{NO_ALGORITHM, NO_ROW_SCALES, failed, kind, lacks, lt, may_ask, scales_rows, sys};
     use crate::device::Product;
+    use crate::error::KernelError;
+
+    #[test]
+    fn rows_are_scaled_on_9_0_alone_from_12_9_on() {
+        for (architecture, version, scales) in [
+            ("sm_90a", 120_900, true),
+            ("sm_90a", 130_401, true),
+            ("sm_90a", 120_804, false),
+            ("sm_89", 130_401, false),
+            ("sm_100", 130_401, false),
+            ("sm_120", 130_401, false),
+        ] {
+            assert_eq!(scales_rows(architecture, version), scales, "{architecture}");
+        }
+    }
+
+    #[test]
+    fn an_invalid_value_is_a_failure_unless_the_library_may_not_know_the_mode() {
+        use sys::cublasStatus_t as Status;
+        let (invalid, other) = (
+            Status::CUBLAS_STATUS_INVALID_VALUE,
+            Status::CUBLAS_STATUS_NOT_SUPPORTED,
+        );
+        let broken = Status::CUBLAS_STATUS_INTERNAL_ERROR;
+        for (status, scaled, must_scale, why) in [
+            (invalid, true, true, None),
+            (invalid, true, false, Some(NO_ROW_SCALES)),
+            (invalid, false, true, None),
+            (invalid, false, false, None),
+            (other, true, true, Some(NO_ALGORITHM)),
+            (other, true, false, Some(NO_ROW_SCALES)),
+            (other, false, false, Some(NO_ALGORITHM)),
+            (broken, true, false, None),
+            (broken, true, true, None),
+        ] {
+            let said = lacks(&lt::CublasError(status), scaled, must_scale);
+            assert_eq!(said, why, "{status:?} {scaled} {must_scale}");
+        }
+        let told = failed("cublasLtMatmul")(lt::CublasError(invalid));
+        assert!(matches!(told, KernelError::Vendor { .. }), "{told}");
+        assert_eq!(
+            told.to_string(),
+            "cublasLtMatmul: CUBLAS_STATUS_INVALID_VALUE"
+        );
+    }
 
     #[test]
     fn of_e4m3_only_aligned_products_are_asked_for() {

@@ -15,7 +15,7 @@ use std::path::PathBuf;
 
 use cudarc::driver::{result as cu, sys};
 
-use crate::device::{Buffer, BufferState, Device, DeviceExt, Launch, Mark, Product};
+use crate::device::{Buffer, BufferState, Device, DeviceExt, Launch, Mark, Product, VendorGemm};
 use crate::error::{KernelError, require};
 use crate::lanes::Lane;
 use crate::memory::{DeviceMemory, Ledger, Purpose};
@@ -180,7 +180,7 @@ impl CudaDevice {
         let workspace = opened.for_purpose(Purpose::Workspace, || {
             opened.alloc("workspace", WORKSPACE_BYTES, 1, BufferState::Empty)
         })?;
-        opened.blas = Blas::new(workspace)?;
+        opened.blas = Blas::new(workspace, &opened.architecture)?;
         if opened.blas.is_none() {
             opened.name += ", without cuBLASLt";
         }
@@ -368,12 +368,17 @@ impl Device for CudaDevice {
         }
     }
 
-    fn vendor_gemm(&self, product: &Product) -> Result<bool, KernelError> {
+    fn vendor_gemm(&self, product: &Product) -> Result<VendorGemm, KernelError> {
         self.bind()?;
-        match &self.blas {
-            Some(blas) => self.timed("vendor_gemm", || blas.run(product, self.stream().cast())),
-            None => Ok(false),
-        }
+        let Some(blas) = &self.blas else {
+            return Ok(VendorGemm::Lacks("cuBLASLt is not installed"));
+        };
+        let mut said = VendorGemm::Computed;
+        self.timed("vendor_gemm", || {
+            said = blas.run(product, self.stream().cast())?;
+            Ok(said == VendorGemm::Computed)
+        })?;
+        Ok(said)
     }
 
     fn has_wgmma(&self) -> bool {

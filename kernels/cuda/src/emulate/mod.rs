@@ -15,7 +15,7 @@ pub use library::Library;
 use lanes::{LaneState, OwnedLaunch, Work};
 use profile::Timing;
 
-use crate::device::{Buffer, BufferState, Device, Launch, Mark, Product};
+use crate::device::{Buffer, BufferState, Device, Launch, Mark, Product, VendorGemm};
 use crate::error::KernelError;
 use crate::lanes::Lane;
 use crate::memory::{DeviceMemory, Ledger, PoolMemory, Purpose};
@@ -76,6 +76,13 @@ pub struct Fault {
     pub text: String,
 }
 
+/// What a vendor's library says to products.
+type Vendor = fn(&Product) -> Result<VendorGemm, KernelError>;
+
+fn no_vendor(_: &Product) -> Result<VendorGemm, KernelError> {
+    Ok(VendorGemm::NoVendor)
+}
+
 /// A device that is this thread. It frees its memory when dropped.
 ///
 /// Blocks run one after the other. With [`Emulator::permute`] the order of blocks, and that of
@@ -85,6 +92,7 @@ pub struct Emulator<'a> {
     machine: *mut library::Machine,
     seed: Cell<u64>,
     prefill_by: Cell<PrefillBy>,
+    vendor: Cell<Vendor>,
     /// Allocations in their order.
     ledger: RefCell<Ledger>,
     /// Buffers that are not given back yet: address and bytes. A count of its own, and one that
@@ -108,6 +116,7 @@ impl<'a> Emulator<'a> {
             machine,
             seed: Cell::new(0),
             prefill_by: Cell::default(),
+            vendor: Cell::new(no_vendor as Vendor),
             ledger: RefCell::default(),
             live: RefCell::default(),
             lanes: RefCell::default(),
@@ -123,6 +132,12 @@ impl<'a> Emulator<'a> {
     /// Takes this kernel for prefill from now on, where none is asked for.
     pub fn take_prefill(&self, by: PrefillBy) {
         self.prefill_by.set(by);
+    }
+
+    /// Lets a vendor's library answer from now on, for tests of what is done with its answers; it
+    /// computes nothing.
+    pub fn pretend_vendor(&self, answer: fn(&Product) -> Result<VendorGemm, KernelError>) {
+        self.vendor.set(answer);
     }
 
     /// Checks that `bytes` bytes from `address` on lie in one buffer that is still there.
@@ -280,8 +295,8 @@ impl Device for Emulator<'_> {
         work().map(|()| None)
     }
 
-    fn vendor_gemm(&self, _product: &Product) -> Result<bool, KernelError> {
-        Ok(false)
+    fn vendor_gemm(&self, product: &Product) -> Result<VendorGemm, KernelError> {
+        (self.vendor.get())(product)
     }
 
     fn has_wgmma(&self) -> bool {

@@ -4,7 +4,7 @@ use bytemuck::{Pod, Zeroable};
 
 use super::gemm::{GemmBy, SHARED_BYTES, TILE};
 use super::launch;
-use crate::device::{Buffer, Device, Product};
+use crate::device::{Buffer, Device, Product, VendorGemm};
 use crate::elem::{E4m3, E4m3Out, Elem};
 use crate::error::{KernelError, require};
 
@@ -104,17 +104,16 @@ fn sizes<O: E4m3Out>(
     Ok([m, n, k])
 }
 
-/// The product of [`gemm_e4m3`] by the vendor's library; `false` where the device has none, or
-/// where it has nothing for these sizes.
+/// The product of [`gemm_e4m3`] by the vendor's library, if that has it.
 ///
 /// # Errors
-/// When shapes disagree, or the library fails.
+/// When shapes disagree, or the library fails or refuses what it must have.
 pub fn vendor_gemm_e4m3<O: E4m3Out>(
     device: &(impl Device + ?Sized),
     a: &E4m3Rows,
     w: &E4m3Rows,
     out: &Buffer<O>,
-) -> Result<bool, KernelError> {
+) -> Result<VendorGemm, KernelError> {
     device.vendor_gemm(&Product {
         a: a.codes.address(),
         w: w.codes.address(),
@@ -142,7 +141,7 @@ pub fn gemm_e4m3<O: E4m3Out>(
         return Ok(());
     }
     let [m, n, k] = sizes(a, w, out)?;
-    if by == GemmBy::Vendor && vendor_gemm_e4m3(device, a, w, out)? {
+    if by == GemmBy::Vendor && vendor_gemm_e4m3(device, a, w, out)? == VendorGemm::Computed {
         return Ok(());
     }
     let params = GemmE4m3Params {

@@ -3,7 +3,7 @@
 use bytemuck::{Pod, Zeroable};
 
 use super::launch;
-use crate::device::{Buffer, Device, DeviceExt, Product};
+use crate::device::{Buffer, Device, DeviceExt, Product, VendorGemm};
 use crate::elem::{Elem, GemmOut};
 use crate::error::{KernelError, require};
 
@@ -80,7 +80,7 @@ pub fn gemm<T: Elem, O: GemmOut<T>>(
             out_elem,
             scales: None,
         };
-        if device.vendor_gemm(&product)? {
+        if device.vendor_gemm(&product)? == VendorGemm::Computed {
             return Ok(());
         }
     }

@@ -2,9 +2,11 @@
 
 use half::{bf16, f16};
 use pb_kernels_cuda::check::fp8::{E4m3Case, compare_rows, quantized, room, value};
-use pb_kernels_cuda::check::validate;
+use pb_kernels_cuda::check::{Found, Judged, NotAvailable, validate};
 use pb_kernels_cuda::ops::{self, E4m3Rows, GemmBy};
-use pb_kernels_cuda::{DeviceExt, E4m3, E4m3Out, Emulator, FaultKind, KernelError, Library};
+use pb_kernels_cuda::{
+    DeviceExt, E4m3, E4m3Out, Emulator, FaultKind, KernelError, Library, Product, VendorGemm,
+};
 
 use crate::common::{Rng, Value, accept, all_files, bits, f64s, judge, library, typed, variant};
 
@@ -217,32 +219,85 @@ fn planted_faults_of_the_product_of_codes_are_caught() {
     }
 }
 
+/// A vendor's library that lacks products of E4M3 to f16, and refuses a call for those to f32.
+fn half_a_vendor(product: &Product) -> Result<VendorGemm, KernelError> {
+    match (product.elem, product.out_elem) {
+        ("e4m3", "f16") => Ok(VendorGemm::Lacks("too old")),
+        ("e4m3", "f32") => Err(KernelError::Vendor {
+            call: "a call",
+            problem: "INVALID_VALUE".to_owned(),
+        }),
+        _ => Ok(VendorGemm::NoVendor),
+    }
+}
+
+/// Everything that validation finds: what was judged, and what was not run.
+fn validated(device: &Emulator<'_>) -> (Vec<Judged>, Vec<NotAvailable>) {
+    let (mut judged, mut others) = (Vec::new(), Vec::new());
+    let each = &mut |found: Found| match found {
+        Found::Judged(row) => judged.push(row),
+        Found::NotAvailable(other) => others.push(other),
+        Found::Timed(row) => panic!("validation times nothing: {row:?}"),
+    };
+    validate(device, false, each).unwrap();
+    (judged, others)
+}
+
 /// What `prefillbench kernels` shows: rows of both operations, wrong ones with the faults and right
-/// ones where a fault is none (one warp, one row).
+/// ones where a fault is none (one warp, one row); the vendor's product not at all where there is
+/// no vendor, else as not available, or as wrong where the library refuses a call.
 #[test]
 fn the_validation_of_all_kernels_sees_both_faults_and_nothing_else() {
     let faults = ["PB_FAULT_QUANTIZE_MAX", "PB_FAULT_E4M3_SCALE"];
     let Some(wrong) = all_files(&faults) else {
         return;
     };
-    let mut rows = Vec::new();
-    let each = &mut |judged| rows.push(judged);
-    validate(&Emulator::new(&wrong), false, each).unwrap();
+    let device = Emulator::new(&wrong);
+    device.pretend_vendor(half_a_vendor);
+    let (rows, others) = validated(&device);
     for row in &rows {
         let right = match row.kernel.as_str() {
             "quantize_rows" => row.shape.ends_with(" 1x8"),
             "gemm_e4m3" => row.shape.starts_with("1x"),
+            "gemm_e4m3 vendor" => false,
             _ => true,
         };
         assert_eq!(row.passes(), right, "{row:?}");
     }
     let of = |kernel: &str| rows.iter().filter(|r| r.kernel == kernel).count();
     assert_eq!((of("quantize_rows"), of("gemm_e4m3")), (6, 12));
+    let refused = |r: &&Judged| {
+        r.outcome
+            .as_ref()
+            .is_err_and(|e| e == "a call: INVALID_VALUE")
+    };
+    assert_eq!(rows.iter().filter(refused).count(), 4);
+    assert_eq!(of("gemm_e4m3 vendor"), 4, "none to bf16");
+    let shapes: Vec<&str> = others.iter().map(|o| o.shape.as_str()).collect();
     assert_eq!(
-        of("gemm_e4m3 vendor"),
-        0,
-        "the emulated device has no vendor"
+        shapes,
+        [
+            "1x64x64 to f16",
+            "17x66x72 to f16",
+            "65x130x200 to f16",
+            "3x960x576 to f16"
+        ]
     );
+    let told = |o: &NotAvailable| o.kernel == "gemm_e4m3 vendor" && o.why == "too old";
+    assert!(others.iter().all(told), "{others:?}");
+}
+
+#[test]
+fn the_emulated_device_has_no_vendor() {
+    let Some(library) = library() else { return };
+    let device = Emulator::new(library);
+    let rows = E4m3Rows {
+        codes: device.input("codes", &[E4m3(0x38); 256]).unwrap(),
+        scales: device.input("scales", &[1.0; 16]).unwrap(),
+    };
+    let out = device.empty::<bf16>("out", 256).unwrap();
+    let said = ops::vendor_gemm_e4m3(&device, &rows, &rows, &out).unwrap();
+    assert_eq!(said, VendorGemm::NoVendor);
 }
 
 #[test]

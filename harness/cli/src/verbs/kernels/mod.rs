@@ -14,7 +14,9 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, ensure};
-use pb_kernels_cuda::check::{Ceilings, Judged, Timed, ceilings, time_all, validate};
+use pb_kernels_cuda::check::{
+    Ceilings, Found, Judged, NotAvailable, Timed, ceilings, time_all, validate,
+};
 use pb_kernels_cuda::source::is_known_macro;
 use pb_kernels_cuda::{CudaDevice, CudaOptions, Device, Emulator, KernelError, Library};
 
@@ -35,6 +37,7 @@ struct Findings {
     device: String,
     judged: Vec<Judged>,
     timed: Vec<Timed>,
+    not_available: Vec<NotAvailable>,
     ceilings: Option<Ceilings>,
     /// Why nothing was timed, if so.
     untimed: Option<&'static str>,
@@ -45,6 +48,14 @@ struct Findings {
 }
 
 impl Findings {
+    fn add(&mut self, found: Found) {
+        match found {
+            Found::Judged(judged) => self.judged.push(judged),
+            Found::Timed(timed) => self.timed.push(timed),
+            Found::NotAvailable(what) => self.not_available.push(what),
+        }
+    }
+
     fn passed(&self) -> bool {
         self.judged.iter().all(Judged::passes) && self.forward.iter().all(|f| f.passed)
     }
@@ -196,11 +207,11 @@ fn alone(
     progress: &Progress,
 ) -> Result<()> {
     progress.phase("validating every kernel");
-    validate(device, full, &mut |judged| findings.judged.push(judged))?;
+    validate(device, full, &mut |found| findings.add(found))?;
     if time {
         progress.phase("timing");
         findings.ceilings = ceilings(device)?;
-        time_all(device, &mut |timed| findings.timed.push(timed))?;
+        time_all(device, &mut |found| findings.add(found))?;
     }
     Ok(())
 }

@@ -11,7 +11,7 @@ use super::Findings;
 /// A row; what a kind of row does not have stays empty.
 #[derive(Clone, Debug, Default, Serialize)]
 struct Row<'a> {
-    /// `validation`, `ceiling`, `timing`, `torch` or `forward`.
+    /// `validation`, `ceiling`, `timing`, `not available`, `torch` or `forward`.
     kind: &'static str,
     kernel: &'a str,
     shape: &'a str,
@@ -98,6 +98,15 @@ pub(super) fn write(path: &Path, f: &Findings) -> Result<()> {
     for t in &f.timed {
         out.serialize(timing(t, f))?;
     }
+    for n in &f.not_available {
+        out.serialize(Row {
+            kind: "not available",
+            kernel: n.kernel,
+            shape: &n.shape,
+            detail: n.why,
+            ..Row::default()
+        })?;
+    }
     for b in f.torch.iter().flat_map(|c| &c.rows) {
         out.serialize(Row {
             kind: "torch",
@@ -127,7 +136,7 @@ pub(super) fn write(path: &Path, f: &Findings) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use pb_kernels_cuda::check::{Ceilings, Judged, Timed};
+    use pb_kernels_cuda::check::{Ceilings, Judged, NotAvailable, Timed};
 
     use super::write;
     use crate::verbs::kernels::Findings;
@@ -150,6 +159,11 @@ mod tests {
                 traffic: [1_000, 0],
                 flops: 10,
             }],
+            not_available: vec![NotAvailable {
+                kernel: "gemm_e4m3 vendor",
+                shape: "1x64x64 to f16".to_owned(),
+                why: "too old",
+            }],
             ceilings: Some(Ceilings {
                 read_bytes_per_s: 4e9,
                 copy_bytes_per_s: 2e9,
@@ -167,6 +181,7 @@ mod tests {
             "ceiling,copy,,,,,,,,,,,,2000000000.0,,,,,,,,,",
             "ceiling,product,,,,,,,,,,,,,,,,,,,,,",
             "timing,decode,1x1@9,,,,,1000,900,1100,1000,0,10,,0.25,0.5,0.25,,,,,,",
+            "not available,gemm_e4m3 vendor,1x64x64 to f16,,,,,,,,,,,,,,,,,,,,too old",
         ];
         assert_eq!(rows, want);
     }

@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pb_kernels_cuda::check::{Ceilings, Judged, Shares, Timed};
+use pb_kernels_cuda::check::{Ceilings, Judged, NotAvailable, Shares, Timed};
 
 use super::Findings;
 use super::torch::Comparison;
@@ -26,13 +26,7 @@ pub(super) fn text(f: &Findings) -> String {
         line("`mem`: of memory's rate for the kernel's own mix of reads and writes".to_owned());
         line("`mul`: of the matrix product's rate".to_owned());
     }
-    let mut kernels: Vec<&str> = Vec::new();
-    let names = f.judged.iter().map(|j| j.kernel.as_str());
-    for name in names.chain(f.timed.iter().map(|t| t.kernel)) {
-        if !kernels.contains(&name) {
-            kernels.push(name);
-        }
-    }
+    let kernels = kernels(f);
     if !kernels.is_empty() {
         line(format!(
             "{:<28} {:>9} {:>8} {:>9} {:>10} {:>8} {:>8} {:>10}",
@@ -48,6 +42,9 @@ pub(super) fn text(f: &Findings) -> String {
         for t in f.timed.iter().filter(|t| t.kernel == kernel) {
             line(timing(t, f));
         }
+        not_available(kernel, &f.not_available)
+            .into_iter()
+            .for_each(&mut line);
     }
     if let Some(over) = f.ceilings.and_then(|c| above(&f.timed, &c)) {
         line(over);
@@ -74,6 +71,20 @@ pub(super) fn text(f: &Findings) -> String {
     line(verdict(f, undecided.is_empty()));
     out.truncate(out.trim_end().len());
     out
+}
+
+/// Kernels in the order in which they were found.
+fn kernels(f: &Findings) -> Vec<&str> {
+    let judged = f.judged.iter().map(|j| j.kernel.as_str());
+    let timed = f.timed.iter().map(|t| t.kernel);
+    let others = f.not_available.iter().map(|n| n.kernel);
+    let mut kernels = Vec::new();
+    for name in judged.chain(timed).chain(others) {
+        if !kernels.contains(&name) {
+            kernels.push(name);
+        }
+    }
+    kernels
 }
 
 fn verdict(f: &Findings, decided: bool) -> String {
@@ -173,6 +184,21 @@ fn validity(kernel: &str, judged: &[&Judged]) -> String {
     )
 }
 
+/// Why shapes of a kernel were not run, each reason once.
+fn not_available(kernel: &str, all: &[NotAvailable]) -> Vec<String> {
+    let mut reasons: Vec<(&str, usize)> = Vec::new();
+    for one in all.iter().filter(|n| n.kernel == kernel) {
+        match reasons.iter_mut().find(|(why, _)| *why == one.why) {
+            Some((_, shapes)) => *shapes += 1,
+            None => reasons.push((one.why, 1)),
+        }
+    }
+    let lines = reasons.into_iter();
+    lines
+        .map(|(why, shapes)| format!("  not available: {why} (shapes: {shapes})"))
+        .collect()
+}
+
 /// Rates of a launch: bytes and operations a second.
 fn rates(t: &Timed) -> (f64, f64) {
     let seconds = t.median_ns.max(1) as f64 / 1e9;
@@ -254,6 +280,32 @@ mod tests {
             "{text}"
         );
         assert!(text.ends_with("\npass"), "{text}");
+        assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
+    }
+
+    #[test]
+    fn what_was_not_run_has_a_row_that_says_why_and_fails_nothing() {
+        let mut lacking = findings(0.46);
+        let reasons = [
+            "cuBLASLt scales rows from 12.9 on, on compute capability 9.0 alone",
+            "cuBLASLt has no algorithm for these sizes",
+        ];
+        for why in [reasons[0], reasons[1], reasons[0]] {
+            lacking.not_available.push(NotAvailable {
+                kernel: "gemm_e4m3 vendor",
+                shape: "512x6144x4096".to_owned(),
+                why,
+            });
+        }
+        let text = text(&lacking);
+        let rows = [
+            "\ngemm_e4m3 vendor".to_owned(),
+            format!("  not available: {} (shapes: 2)", reasons[0]),
+            format!("  not available: {} (shapes: 1)\n", reasons[1]),
+        ];
+        assert!(text.contains(&rows.join("\n")), "{text}");
+        assert!(text.ends_with("\npass"), "{text}");
+        assert_eq!(lacking.exit_code(), 0);
         assert!(text.lines().all(|l| l.chars().count() <= 100), "{text}");
     }
 

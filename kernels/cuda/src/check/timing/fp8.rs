@@ -3,9 +3,11 @@
 use half::bf16;
 
 use super::{FFN, HIDDEN, SETS, Timer};
-use crate::check::fp8::room;
+use crate::check::found::{Found, NotAvailable};
+use crate::check::fp8::{BY_VENDOR, room};
+use crate::check::suite::Judged;
 use crate::check::values::Rng;
-use crate::device::{Device, DeviceExt};
+use crate::device::{Device, DeviceExt, VendorGemm};
 use crate::elem::E4m3;
 use crate::error::KernelError;
 use crate::ops::{self, E4m3Rows, GemmBy};
@@ -46,20 +48,43 @@ impl<D: Device + ?Sized> Timer<'_, D> {
             let out = d.zeroed::<bf16>("out", m * n)?;
             let read = m * k + n * k + 4 * (m + n);
             let work = [read, 2 * m * n, 2 * m * n * k];
-            let has_vendor = ops::vendor_gemm_e4m3(d, &a, &w, &out)?;
-            for (kernel, by) in [
-                ("gemm_e4m3", GemmBy::Kernel),
-                ("gemm_e4m3 vendor", GemmBy::Vendor),
-            ] {
-                if by == GemmBy::Vendor && !has_vendor {
-                    continue;
-                }
-                self.report(kernel, format!("{m}x{n}x{k}"), work, |_| {
-                    ops::gemm_e4m3(d, by, &a, &w, &out)
+            let shape = format!("{m}x{n}x{k}");
+            self.report("gemm_e4m3", shape.clone(), work, |_| {
+                ops::gemm_e4m3(d, GemmBy::Kernel, &a, &w, &out)
+            })?;
+            let said = ops::vendor_gemm_e4m3(d, &a, &w, &out);
+            if self.computed(said, &shape)? {
+                self.report(BY_VENDOR, shape, work, |_| {
+                    ops::gemm_e4m3(d, GemmBy::Vendor, &a, &w, &out)
                 })?;
             }
             d.release(inner)?;
         }
         d.release(mark)
+    }
+
+    /// Whether the vendor's library computed a product. Why not is reported; a refused call as a
+    /// wrong kernel, so that the times of the others are not lost with it.
+    fn computed(
+        &mut self,
+        said: Result<VendorGemm, KernelError>,
+        shape: &str,
+    ) -> Result<bool, KernelError> {
+        let (kernel, shape) = (BY_VENDOR, shape.to_owned());
+        match said {
+            Ok(VendorGemm::Computed) => return Ok(true),
+            Ok(VendorGemm::NoVendor) => {}
+            Ok(VendorGemm::Lacks(why)) => {
+                (self.each)(Found::NotAvailable(NotAvailable { kernel, shape, why }));
+            }
+            Err(e @ KernelError::Vendor { .. }) => (self.each)(Found::Judged(Judged {
+                kernel: kernel.to_owned(),
+                shape,
+                outputs: 0,
+                outcome: Err(e.to_string()),
+            })),
+            Err(e) => return Err(e),
+        }
+        Ok(false)
     }
 }
