@@ -8,6 +8,7 @@
 
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
@@ -227,9 +228,11 @@ impl Agent {
         };
         // SAFETY: loading runs the library's initialisers; it is the user who names the library.
         let loaded = unsafe { Library::new(library) }.map_err(missing)?;
-        let api = Api::find(&loaded).map_err(missing)?;
-        std::mem::forget(loaded);
+        // From here on it has destructors that must not run, neither when the process ends nor by
+        // unloading it: a library without one of the functions is refused below, and stays.
         skip_destructors();
+        let loaded = ManuallyDrop::new(loaded);
+        let api = Api::find(&loaded).map_err(missing)?;
         let mut agent = Agent {
             api,
             agent: null_mut(),
