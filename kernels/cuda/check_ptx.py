@@ -9,7 +9,8 @@ with ptxas.csv beside this file; --bless writes that file instead. Files named *
 for sm_90a alone. Exit codes: 0 as committed, 1 a kernel fails to compile, spills, uses a stack,
 has products that ptxas puts one after the other, or differs from the table, 2 no toolkit.
 With nvdisasm in DIR (the wheel nvidia-cuda-nvdisasm) the machine code of sm_90a is looked at too:
-exponentials must lie before the wait for the products that they are to overlap.
+exponentials must lie before the wait for the products that they are to overlap, and every prefill
+must have such a wait.
 """
 
 import argparse
@@ -31,6 +32,8 @@ STACK_BUDGET_BYTES = 0
 SPILL_BUDGET_BYTES = 0
 # What ptxas says where it waits for every wgmma at once.
 SERIALIZED = "wgmma.mma_async instructions are serialized"
+# Kernels that compute exponentials while products are under way.
+OVERLAPPING = "prefill_sm90_"
 COLUMNS = ["kernel", "arch", "registers", "static_shared_bytes", "stack_bytes", "spill_bytes"]
 
 
@@ -110,23 +113,38 @@ def refuse_serialized(report, what):
             raise ValueError(f"{what}: {line}")
 
 
-def refuse_early_waits(sass, what):
+def stretches(sass):
+    """Exponentials from each wait for all groups but one to the wait behind it, by kernel."""
+    found, kernel, exponentials = {}, None, None
+    for line in sass.splitlines():
+        if label := re.match(r"\.text\.(\w+):", line):
+            kernel, exponentials = label[1], None
+        elif wait := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)", line):
+            if exponentials is not None:
+                found.setdefault(kernel, []).append(exponentials)
+            exponentials = 0 if wait[1] == "1" else None
+        elif "MUFU.EX2" in line and exponentials is not None:
+            exponentials += 1
+    return found
+
+
+def refuse_early_waits(sass, kernels, what):
     """ptxas is free to wait for products before the arithmetic that stands before the wait.
 
     A kernel that waits for all groups but one computes its exponentials, 2 rows of 32 columns a
-    thread, before it waits for the last one.
+    thread, before it waits for the last one. Gives the number of such stretches. One of `kernels`
+    without any is refused: either it waits for all at once, or nvdisasm writes waits otherwise
+    than they are looked for here, and nothing was looked at.
     """
-    kernel, exponentials = None, None
-    for line in sass.splitlines():
-        if found := re.match(r"\.text\.(\w+):", line):
-            kernel, exponentials = found[1], None
-        elif found := re.search(r"WARPGROUP\.DEPBAR\.LE gsb0, 0x(\w+)", line):
-            if exponentials is not None and exponentials < 64:
-                raise ValueError(f"{what}: {kernel} waits for its products after {exponentials} of "
-                                 "64 exponentials")
-            exponentials = 0 if found[1] == "1" else None
-        elif "MUFU.EX2" in line and exponentials is not None:
-            exponentials += 1
+    found = stretches(sass)
+    for kernel in kernels:
+        if kernel not in found:
+            raise ValueError(f"{what}: {kernel} has no wait for all groups of products but one")
+    for kernel, counts in found.items():
+        if min(counts) < 64:
+            raise ValueError(f"{what}: {kernel} waits for its products after {min(counts)} of "
+                             "64 exponentials")
+    return sum(map(len, found.values()))
 
 
 def disassembly(nvdisasm, code):
@@ -135,8 +153,9 @@ def disassembly(nvdisasm, code):
 
 
 def measure(nvrtc, ptxas, nvdisasm):
+    """Rows of the table, and the number of stretches of exponentials that were looked at."""
     headers = sorted((HERE / "cu").glob("*.cuh"))
-    rows = []
+    rows, looked_at = [], 0
     for arch in ARCHITECTURES:
         for source in sources_of(arch):
             ptx = nvrtc.compile(source, headers, arch)
@@ -147,11 +166,15 @@ def measure(nvrtc, ptxas, nvdisasm):
                 done = subprocess.run(command, capture_output=True, text=True)
                 if done.returncode != 0:
                     raise ValueError(f"{source.name}, sm_{arch}:\n{done.stderr}")
+                its_rows = resources(done.stderr, arch)
                 if nvdisasm and source.name.endswith("_sm90.cu"):
-                    refuse_early_waits(disassembly(nvdisasm, f"{scratch}/o"), source.name)
+                    names = [r["kernel"] for r in its_rows]
+                    overlapping = [n for n in names if n.startswith(OVERLAPPING)]
+                    sass = disassembly(nvdisasm, f"{scratch}/o")
+                    looked_at += refuse_early_waits(sass, overlapping, source.name)
             refuse_serialized(done.stderr, f"{source.name}, sm_{arch}")
-            rows += resources(done.stderr, arch)
-    return sorted(rows, key=identity)
+            rows += its_rows
+    return sorted(rows, key=identity), looked_at
 
 
 def problems(rows, table):
@@ -190,7 +213,7 @@ def main():
     nvdisasm = next((p for p in sorted(pathlib.Path(args.toolkit).rglob("nvdisasm"))
                      if p.is_file()), None)
     try:
-        rows = measure(nvrtc, toolkit[1], nvdisasm)
+        rows, looked_at = measure(nvrtc, toolkit[1], nvdisasm)
     except ValueError as failure:
         print(failure, file=sys.stderr)
         return 1
@@ -205,7 +228,9 @@ def main():
         print(problem, file=sys.stderr)
     if found:
         return 1
-    waits = "waits of sm_90a in place" if nvdisasm else "no nvdisasm: waits not looked at"
+    waits = "no nvdisasm: waits not looked at"
+    if nvdisasm:
+        waits = f"{looked_at} waits of sm_90a in place"
     print(f"{len(rows)} kernels compiled with NVRTC {nvrtc.version()}; resources as committed; "
           f"{waits}")
     return 0

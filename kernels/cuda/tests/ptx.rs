@@ -77,12 +77,25 @@ def sass(first, last):
     lines = [".text.k:", wait + "1 ;"] + ["MUFU.EX2 R1, R1 ;"] * first + [wait + "0 ;"]
     return "\n".join(lines + ["MUFU.EX2 R1, R1 ;"] * last)
 
-c.refuse_early_waits(sass(66, 0), "f")
-try:
-    c.refuse_early_waits(sass(3, 63), "f")
-    raise AssertionError("an early wait passes")
-except ValueError as refused:
-    assert str(refused).startswith("f: k waits for its products after 3 of 64"), refused
+def refused(text, kernels):
+    try:
+        c.refuse_early_waits(text, kernels, "f")
+    except ValueError as why:
+        return str(why)
+    raise AssertionError("passes: " + text)
+
+good = sass(66, 0)
+assert c.refuse_early_waits(good, ["k"], "f") == 1
+assert c.refuse_early_waits(good + "\n" + good, ["k"], "f") == 2
+early = "f: k waits for its products after 3 of 64"
+assert refused(sass(3, 63), ["k"]).startswith(early)
+assert refused(good + "\n" + sass(3, 63), ["k"]).startswith(early), "the second one"
+none = " has no wait for all groups of products but one"
+unfinished = "\n".join(good.splitlines()[:-1])
+for text in [good.replace("0x1", "0x0"), good.replace("gsb0", "gsb1"), unfinished, ".text.k:", ""]:
+    assert refused(text, ["k"]) == "f: k" + none, text
+assert refused(good, ["k", "l"]) == "f: l" + none
+assert c.refuse_early_waits(".text.other:", [], "f") == 0
 "#;
 
 #[test]
