@@ -116,7 +116,7 @@ pub(crate) struct KvArgs {
     #[arg(long, value_enum, requires = "role")]
     pub(crate) kv_granularity: Option<KvGranularity>,
     /// Send KV while the prompt is computed, from so many prompt tokens on; off: never [default:
-    /// 256 with --kv-granularity chunk or layer, else off].
+    /// 256 with --kv-granularity chunk, 64 with layer, else off].
     #[arg(long, value_name = "TOKENS", requires = "role")]
     pub(crate) kv_stream_min_tokens: Option<StreamMin>,
     /// What becomes of a request whose KV does not come [default: recompute].

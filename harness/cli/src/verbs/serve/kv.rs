@@ -31,8 +31,15 @@ const SHM: ShmOptions = ShmOptions {
 };
 
 /// Prompt tokens from which on KV is sent while the prompt is computed, where nothing else is
-/// said: from there on streaming gained on every link that was measured (docs/TRANSFER.md).
-const STREAM_MIN_TOKENS: usize = 256;
+/// said: from there on the time that a transfer added became less by it, at every length measured
+/// (results/transfer/exposed.json). Whole steps gain where a prompt takes more than one.
+fn default_stream_min_tokens(granularity: Option<KvGranularity>) -> Option<usize> {
+    match granularity {
+        None | Some(KvGranularity::Bulk) => None,
+        Some(KvGranularity::Chunk) => Some(256),
+        Some(KvGranularity::Layer) => Some(64),
+    }
+}
 
 /// A worker's ways in and out, before it has an engine.
 pub(super) struct Worker {
@@ -119,13 +126,10 @@ fn fresh_seed() -> u64 {
 
 fn options(args: &KvArgs) -> Result<KvOptions> {
     let defaults = KvOptions::default();
-    let fine = matches!(
-        args.kv_granularity,
-        Some(KvGranularity::Chunk | KvGranularity::Layer)
-    );
+    let default = default_stream_min_tokens(args.kv_granularity);
     let stream_min_tokens = match args.kv_stream_min_tokens {
-        None => fine.then_some(STREAM_MIN_TOKENS),
-        Some(StreamMin(Some(tokens))) if !fine => bail!(
+        None => default,
+        Some(StreamMin(Some(tokens))) if default.is_none() => bail!(
             "--kv-stream-min-tokens {tokens}: in bulk nothing is sent before all is computed; give \
              --kv-granularity chunk or layer"
         ),
