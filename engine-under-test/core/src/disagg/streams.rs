@@ -5,9 +5,9 @@
 //! can be claimed. With granularity `layer` it is the step itself that copies each layer of the
 //! blocks that it fills, as soon as that layer is written: it goes while the layers above are
 //! computed. The last block, full or not, follows with the first token: what a decode engine has
-//! acknowledged is a prompt that was handed off, and no other. If the transfer fails before, or there
-//! is no room for copies, the request is handed off under another ticket, as if it had never been
-//! streamed.
+//! acknowledged is a prompt that was handed off, and no other. If the transfer fails before, or
+//! there is no room for copies, the request is handed off under another ticket, as if it had never
+//! been streamed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -291,7 +291,7 @@ fn the_pool_bounds_the_copies_of_prompts_that_have_a_prefix_in_common() {
         let options = streaming(Mode::Pull, granularity, OnFailure::Fail);
         let (out, _, _remote) = ports(Rig::Local);
         // Eight blocks each, seven of them in common: 13 of the pool's 23, but 48 copies.
-        let mut engine = toy(config(B, 24), out, &options);
+        let mut engine = toy(config(B, 23), out, &options);
         let common = prompt("common", 7 * B);
         for id in 1..=6 {
             let mut tokens = common.clone();

@@ -78,7 +78,7 @@ pub(super) struct Blas {
 fn failed(call: &'static str) -> impl Fn(lt::CublasError) -> KernelError {
     move |e| KernelError::Vendor {
         call,
-        problem: e.to_string(),
+        problem: format!("{:?}", e.0),
     }
 }
 
