@@ -372,7 +372,8 @@ pub(crate) enum CalcWhat {
         #[arg(long)]
         layer_ms: Option<f64>,
         /// What sealing and posting one layer by itself keeps the prefill, in microseconds, to say
-        /// from which prompt on streaming pays; the reference engine takes about 8.
+        /// from which prompt on streaming pays. Nothing else counts it. About 8 on a
+        /// shaped link with nothing but this to do (docs/TRANSFER.md).
         #[arg(long)]
         post_us: Option<f64>,
         /// Run directory with transfers.csv: what transfers took, beside the ideal.

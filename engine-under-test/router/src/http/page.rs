@@ -82,7 +82,7 @@ fn sums(page: &mut String, router: &Router) {
         ),
         (
             "ahead_total",
-            "Requests whose KV was fetched while it was computed.",
+            "Requests whose KV a decode worker was asked to fetch while it was computed.",
             stats.ahead,
         ),
         (

@@ -91,9 +91,34 @@ fn prompts(text: &str) -> Result<usize, String> {
 
 /// Parses the name of a planted fault.
 fn fault(text: &str) -> Result<String, String> {
-    let word = |c: char| c.is_ascii_uppercase() || c == '_';
+    let word = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_';
     match text.strip_prefix("PB_FAULT_") {
         Some(rest) if !rest.is_empty() && rest.chars().all(word) => Ok(text.to_owned()),
         _ => Err("must be the name of a planted fault, as PB_FAULT_MASK".to_owned()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::fault;
+
+    #[test]
+    fn every_fault_that_the_help_names_is_taken() {
+        let mut command = crate::args::Cli::command();
+        let verb = command.find_subcommand_mut("kernels").unwrap();
+        let help = verb.render_long_help().to_string();
+        let named: Vec<&str> = help
+            .split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'))
+            .filter(|word| word.starts_with("PB_FAULT_"))
+            .collect();
+        assert!(named.len() > 10, "{named:?}");
+        for name in named {
+            assert_eq!(fault(name).as_deref(), Ok(name));
+        }
+        for wrong in ["PB_FAULT_", "PB_FAULT_mask", "MASK", "PB_FAULT_A=1"] {
+            assert!(fault(wrong).is_err(), "{wrong}");
+        }
     }
 }

@@ -55,7 +55,8 @@ pub(crate) struct ServeArgs {
     /// Where the forward pass runs; the cache of `cuda` and `emulated` is bf16, f16 or fp8-e4m3.
     #[arg(long, value_enum, default_value_t = KernelDevice::Cpu)]
     pub(crate) device: KernelDevice,
-    /// Rows of the largest decode step that a device records as a graph; 0 records none.
+    /// Rows of the largest decode step that a device records as a graph; 0 records none
+    /// [default: 64].
     #[arg(long, value_name = "ROWS")]
     pub(crate) device_graph_rows: Option<usize>,
     /// Times every N-th step of a device kernel by kernel, for `steps.csv` and `/kernel_times`; 0,

@@ -156,7 +156,10 @@ fn start_workers(args: &RouterArgs, folder: Option<&Path>) -> Result<Vec<EngineC
             "starting {role} worker {number}; its log is {}",
             log.display()
         ));
-        children.push(EngineChild::start(&flags, &log)?);
+        let child = EngineChild::start(&flags, &log)?;
+        let place = child.endpoint().authority();
+        console::say(format!("{role} worker {number} is at http://{place}"));
+        children.push(child);
     }
     Ok(children)
 }

@@ -19,6 +19,9 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
         .into_iter()
         .filter(|row| row.ended == TransferEnd::Acknowledged)
         .collect();
+    // The time of a transfer that began while its prompt was computed is that of the prompt too.
+    let (streamed, apart): (Vec<&TransferRow>, Vec<&TransferRow>) =
+        good.iter().partition(|row| row.early_bytes > 0);
     let payload =
         |row: &&TransferRow| u128::from(row.bytes) == u128::from(row.tokens) * bytes_per_token;
     let ideal_ms = |row: &TransferRow| f::ideal_transfer_ms(row.bytes as f64, link);
@@ -35,6 +38,11 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
             json!(good.iter().filter(payload).count()),
             "rows with exactly tokens * bytes per token",
         ),
+        (
+            "measured_streamed",
+            json!(streamed.len()),
+            "begun while the prompt was computed; of these only the exposed time follows",
+        ),
     ];
     let mut add = |keys: [&'static str; 2], mut values: Vec<f64>, what: [&'static str; 2]| {
         values.sort_by(f64::total_cmp);
@@ -46,24 +54,25 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
     };
     add(
         ["measured_ms_p50", "measured_ms_p99"],
-        good.iter().map(total_ms).collect(),
+        apart.iter().map(|row| total_ms(row)).collect(),
         ["ms from offer to end", "ms"],
     );
     add(
         ["measured_ideal_ms_p50", "measured_ideal_ms_p99"],
-        good.iter().map(ideal_ms).collect(),
+        apart.iter().map(|row| ideal_ms(row)).collect(),
         ["ms: the row's bytes / link", "ms"],
     );
     add(
         ["overhead_ms_p50", "overhead_ms_p99"],
-        good.iter()
+        apart
+            .iter()
             .map(|row| total_ms(row) - ideal_ms(row))
             .collect(),
         ["ms: measured - ideal, each row by itself", "ms"],
     );
     add(
         ["queue_wait_ms_p50", "queue_wait_ms_p99"],
-        ms(good.iter().filter_map(|row| row.queue_wait_ns)),
+        ms(apart.iter().filter_map(|row| row.queue_wait_ns)),
         ["ms until the sink first asked; part of the above", "ms"],
     );
     add(
@@ -71,18 +80,18 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
         ms(good.iter().filter_map(|row| row.exposed_ns)),
         ["ms from the end of the prefill to the end", "ms"],
     );
-    if let Some(rate) = rate(&good) {
+    if let Some(rate) = rate(&apart) {
         lines.push((
             "measured_bytes_per_s",
             json!(rate),
-            "bytes / time, over all rows",
+            "bytes / time, over the rows that were not streamed",
         ));
     }
     Ok(lines)
 }
 
-/// Bytes a second over all rows; none when they took no time.
-fn rate(rows: &[TransferRow]) -> Option<f64> {
+/// Bytes a second over these rows; none when they took no time.
+fn rate(rows: &[&TransferRow]) -> Option<f64> {
     let bytes: u128 = rows.iter().map(|row| u128::from(row.bytes)).sum();
     let time: u128 = rows.iter().map(|row| u128::from(row.total_ns)).sum();
     (time > 0).then(|| bytes as f64 / (time as f64 / 1e9))
@@ -169,6 +178,33 @@ mod tests {
         assert!(format!("{nowhere:#}").contains("--run /nonexistent"));
         // Without a good row there is nothing to take percentiles of.
         let lines = of("4,4,pull,layer,8,1,4,0,100,4,4,,1,1,900,,expired,\n").unwrap();
-        assert_eq!(lines.len(), 3);
+        assert_eq!(lines.len(), 4);
+    }
+
+    #[test]
+    fn the_time_of_a_prompt_is_not_taken_for_that_of_its_transfer() {
+        let dir = tempfile::tempdir().unwrap();
+        let head = HEAD.replace("bytes,frames", "bytes,early_bytes,frames");
+        // The second was sent while its prompt was computed for 900 ms.
+        let rows = "1,1,pull,layer,2,1,4,0,2000,0,4,4,100000,1,1,3000000,500000,acknowledged,\n\
+                    2,2,pull,layer,4,1,4,0,4000,3000,4,4,1,1,1,900000000,1500000,acknowledged,\n";
+        std::fs::write(dir.path().join(TRANSFERS), format!("{head}\n{rows}")).unwrap();
+        let lines = lines(dir.path(), 1000, 1e6).unwrap();
+        for (key, expected) in [
+            ("measured_transfers", 2.0),
+            ("measured_as_payload", 2.0),
+            ("measured_streamed", 1.0),
+            ("measured_ms_p99", 3.0),
+            ("overhead_ms_p99", 1.0),
+            ("measured_exposed_ms_p50", 0.5),
+            ("measured_exposed_ms_p99", 1.5),
+            ("measured_bytes_per_s", 2000.0 / 0.003),
+        ] {
+            let got = value(&lines, key);
+            assert!(
+                (got - expected).abs() < 1e-9 * expected.max(1.0),
+                "{key}: {got}"
+            );
+        }
     }
 }
