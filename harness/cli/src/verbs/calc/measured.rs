@@ -24,8 +24,6 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
         good.iter().partition(|row| row.early_bytes > 0);
     let payload =
         |row: &&TransferRow| u128::from(row.bytes) == u128::from(row.tokens) * bytes_per_token;
-    let ideal_ms = |row: &TransferRow| f::ideal_transfer_ms(row.bytes as f64, link);
-    let total_ms = |row: &TransferRow| row.total_ns as f64 / 1e6;
     let mut lines: Vec<Line> = vec![
         ("measured_transfers", json!(all), "rows of transfers.csv"),
         (
@@ -44,42 +42,12 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
             "begun while the prompt was computed; of these only the exposed time follows",
         ),
     ];
-    let mut add = |keys: [&'static str; 2], mut values: Vec<f64>, what: [&'static str; 2]| {
-        values.sort_by(f64::total_cmp);
-        for ((key, what), p) in keys.into_iter().zip(what).zip([0.5, 0.99]) {
-            if let Some(value) = nearest_rank(&values, p) {
-                lines.push((key, json!(value), what));
-            }
-        }
-    };
-    add(
-        ["measured_ms_p50", "measured_ms_p99"],
-        apart.iter().map(|row| total_ms(row)).collect(),
-        ["ms from offer to end", "ms"],
-    );
-    add(
-        ["measured_ideal_ms_p50", "measured_ideal_ms_p99"],
-        apart.iter().map(|row| ideal_ms(row)).collect(),
-        ["ms: the row's bytes / link", "ms"],
-    );
-    add(
-        ["overhead_ms_p50", "overhead_ms_p99"],
-        apart
-            .iter()
-            .map(|row| total_ms(row) - ideal_ms(row))
-            .collect(),
-        ["ms: measured - ideal, each row by itself", "ms"],
-    );
-    add(
-        ["queue_wait_ms_p50", "queue_wait_ms_p99"],
-        ms(apart.iter().filter_map(|row| row.queue_wait_ns)),
-        ["ms until the sink first asked; part of the above", "ms"],
-    );
-    add(
+    lines.extend(times(&apart, link));
+    lines.extend(percentiles(
         ["measured_exposed_ms_p50", "measured_exposed_ms_p99"],
         ms(good.iter().filter_map(|row| row.exposed_ns)),
         ["ms from the end of the prefill to the end", "ms"],
-    );
+    ));
     if let Some(rate) = rate(&apart) {
         lines.push((
             "measured_bytes_per_s",
@@ -88,6 +56,49 @@ pub(super) fn lines(dir: &Path, bytes_per_token: u128, link: f64) -> Result<Vec<
         ));
     }
     Ok(lines)
+}
+
+/// A line for the median of the values and one for their 99th percentile; none without values.
+fn percentiles(
+    keys: [&'static str; 2],
+    mut values: Vec<f64>,
+    what: [&'static str; 2],
+) -> Vec<Line> {
+    values.sort_by(f64::total_cmp);
+    let lines = keys.into_iter().zip(what).zip([0.5, 0.99]);
+    lines
+        .filter_map(|((key, what), p)| Some((key, json!(nearest_rank(&values, p)?), what)))
+        .collect()
+}
+
+/// Times of transfers whose prompts had been computed when they were offered.
+fn times(rows: &[&TransferRow], link: f64) -> Vec<Line> {
+    let ideal_ms = |row: &TransferRow| f::ideal_transfer_ms(row.bytes as f64, link);
+    let total_ms = |row: &TransferRow| row.total_ns as f64 / 1e6;
+    let mut lines = Vec::new();
+    lines.extend(percentiles(
+        ["measured_ms_p50", "measured_ms_p99"],
+        rows.iter().map(|row| total_ms(row)).collect(),
+        ["ms from offer to end", "ms"],
+    ));
+    lines.extend(percentiles(
+        ["measured_ideal_ms_p50", "measured_ideal_ms_p99"],
+        rows.iter().map(|row| ideal_ms(row)).collect(),
+        ["ms: the row's bytes / link", "ms"],
+    ));
+    lines.extend(percentiles(
+        ["overhead_ms_p50", "overhead_ms_p99"],
+        rows.iter()
+            .map(|row| total_ms(row) - ideal_ms(row))
+            .collect(),
+        ["ms: measured - ideal, each row by itself", "ms"],
+    ));
+    lines.extend(percentiles(
+        ["queue_wait_ms_p50", "queue_wait_ms_p99"],
+        ms(rows.iter().filter_map(|row| row.queue_wait_ns)),
+        ["ms until the sink first asked; part of the above", "ms"],
+    ));
+    lines
 }
 
 /// Bytes a second over these rows; none when they took no time.
