@@ -6,9 +6,9 @@
 
 use pb_contract::{Nanos, RequestId};
 
-use super::Router;
 use super::route::Route;
-use crate::worker::WorkerId;
+use super::{Request, Router};
+use crate::worker::{Ask, WorkerId};
 
 impl Router {
     /// Chooses the decode worker of a request that starts on `route`; none when it has to wait for
@@ -33,6 +33,37 @@ impl Router {
         self.request_mut(id).ahead = Some(to);
         self.stats.ahead += 1;
         Some(to)
+    }
+
+    /// The decode worker of a computed request that has room for it once those of prompts that are
+    /// still computed are left out. They cannot be waited for: such a prompt may itself wait for
+    /// the blocks that this request holds where they are computed. At the decode worker itself it
+    /// has none yet.
+    pub(super) fn decode_past_ahead(
+        &mut self,
+        now: Nanos,
+        request: &Request,
+        from: WorkerId,
+    ) -> Option<WorkerId> {
+        let places = self.requests.values();
+        let places: Vec<(WorkerId, Ask)> = places
+            .filter_map(|request| Some((request.ahead?, request.ask.clone())))
+            .collect();
+        if places.is_empty() {
+            return None;
+        }
+        for (at, ask) in &places {
+            let worker = self.worker_mut(*at);
+            worker.load.decodes -= 1;
+            worker.load.blocks.remove(ask, &worker.spec);
+        }
+        let to = self.decode_for(now, request, from, false);
+        for (at, ask) in &places {
+            let worker = self.worker_mut(*at);
+            worker.load.decodes += 1;
+            worker.load.blocks.add(ask, &worker.spec);
+        }
+        to
     }
 
     /// Takes the place back that a request had while its prompt was computed. Gives the worker, if

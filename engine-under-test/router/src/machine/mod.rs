@@ -464,6 +464,7 @@ impl Router {
             unreachable!("only held requests are in the list");
         };
         let with_room = self.decode_for(now, &request, from, false);
+        let with_room = with_room.or_else(|| self.decode_past_ahead(now, &request, from));
         let to = match with_room {
             Some(to) => to,
             None if !regardless => return false,

@@ -179,6 +179,50 @@ fn decode_room_is_counted_in_blocks_too() {
 }
 
 #[test]
+fn a_computed_prompt_does_not_wait_for_the_places_of_prompts_that_are_not() {
+    let mut router = Router::new(RouterConfig {
+        decode_fill_max: 0.5,
+        ..RouterConfig::default()
+    })
+    .unwrap();
+    router.add_worker(WorkerSpec {
+        stream_min_tokens: Some(100),
+        ..WorkerSpec::new(Pool::Prefill, B)
+    });
+    router.add_worker(WorkerSpec {
+        blocks_total: Some(20),
+        ..WorkerSpec::new(Pool::Decode, B)
+    });
+    // Half of 20 is 10, and 7 are the place of the first, which is streamed. It may wait for the
+    // blocks that the others have where they are computed.
+    started(&mut router, 0, 1, ask(112, 0));
+    assert_eq!(router.stats().ahead, 1);
+    let mut handed = Vec::new();
+    for id in [2, 3, 4] {
+        started(&mut router, 0, id, ask(64, 20 * id as u8));
+        router.prefilled(Nanos(id), RequestId(id));
+        handed.push(commands(&mut router).len());
+    }
+    // 4 and one more, 8 and one more; the last would be 12, and waits for one of these.
+    assert_eq!(handed, [1, 1, 0]);
+    router.prefilled(Nanos(8), RequestId(1));
+    let place = Command::Hand {
+        id: RequestId(1),
+        to: W[1],
+    };
+    assert_eq!(commands(&mut router), [place]);
+    assert_eq!(router.stats().handed_without_room, 0);
+    for id in [1, 2] {
+        router.ended(Nanos(9), RequestId(id), Outcome::Completed);
+    }
+    let last = Command::Hand {
+        id: RequestId(4),
+        to: W[1],
+    };
+    assert_eq!(commands(&mut router), [last]);
+}
+
+#[test]
 fn a_failed_request_starts_elsewhere_and_not_for_ever() {
     let config = RouterConfig {
         max_retries: 2,
