@@ -94,6 +94,17 @@ class Worker(Process):
             self.front.close()
 
 
+async def listen(accept, port):
+    """A server on a port that it had before, and that another program may have for a moment."""
+    for _ in range(100):
+        try:
+            return await asyncio.start_server(accept, HOST, port)
+        except OSError as error:
+            taken = error
+            await asyncio.sleep(0.1)
+    raise RuntimeError(f"port {port} of the proxy stays taken: {taken}")
+
+
 class Link:
     """Carries the KV of a prefill worker, and breaks when it is told to."""
 
@@ -107,7 +118,7 @@ class Link:
         self.on_act = lambda what: None
 
     async def open(self):
-        self.server = await asyncio.start_server(self.accept, HOST, self.port)
+        self.server = await listen(self.accept, self.port)
 
     async def accept(self, reader, writer):
         pair = [writer]
@@ -180,7 +191,7 @@ class Front:
         self.server = None
 
     async def open(self):
-        self.server = await asyncio.start_server(self.accept, HOST, self.port)
+        self.server = await listen(self.accept, self.port)
 
     def close(self):
         self.server.close()

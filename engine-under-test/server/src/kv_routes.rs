@@ -123,7 +123,10 @@ pub(crate) async fn release(
     State(app): State<Arc<App>>,
     request: Request,
 ) -> Result<Json<Value>, ApiError> {
-    let id = number(request.uri().query(), "transfer_id")?;
+    let id = number_if_told(request.uri().query(), "transfer_id")?;
+    let id = id.ok_or_else(|| {
+        ApiError::field("transfer_id", "transfer_id is missing: say ?transfer_id=N")
+    })?;
     let released = app.engine.release(id).await?;
     Ok(Json(json!({ "released": released })))
 }
@@ -192,16 +195,18 @@ fn lines<R: Serialize>(dropped: u64, rows: &[R]) -> Vec<u8> {
 
 /// A number of the query; 0 when it is not there.
 pub(crate) fn number(query: Option<&str>, name: &str) -> Result<u64, ApiError> {
+    Ok(number_if_told(query, name)?.unwrap_or(0))
+}
+
+fn number_if_told(query: Option<&str>, name: &str) -> Result<Option<u64>, ApiError> {
     let pairs = query.unwrap_or_default().split('&');
     let mut values = pairs.filter_map(|pair| pair.strip_prefix(name)?.strip_prefix('='));
-    match values.next() {
-        None => Ok(0),
-        Some(value) => value.parse().map_err(|_| {
-            let sentence = match name {
-                "from" => "from must be a step number".to_owned(),
-                _ => format!("{name} must be a number"),
-            };
-            ApiError::value(name, &sentence, &Value::from(value))
-        }),
-    }
+    let Some(value) = values.next() else {
+        return Ok(None);
+    };
+    let number = value.parse().map_err(|_| {
+        let sentence = format!("{name} must be a whole number, as in ?{name}=0");
+        ApiError::value(name, &sentence, &Value::from(value))
+    });
+    number.map(Some)
 }

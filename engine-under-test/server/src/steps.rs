@@ -102,7 +102,9 @@ impl<R: Numbered> Ring<R> {
             .take(ROWS_PER_READ)
             .cloned()
             .collect();
-        let next = rows.last().map_or(from, |row| row.number() + 1);
+        // Whoever asks beyond the end is told where it is.
+        let end = state.rows.back().map_or(0, |row| row.number() + 1);
+        let next = rows.last().map_or(from.min(end), |row| row.number() + 1);
         Read {
             dropped,
             rows,
@@ -175,14 +177,16 @@ mod tests {
                 next: 11
             }
         );
-        assert_eq!(
-            ring.read(11),
-            Read {
-                dropped: 0,
-                rows: vec![],
-                next: 11
-            }
-        );
+        for at_or_beyond_the_end in [11, 12, u64::MAX] {
+            assert_eq!(
+                ring.read(at_or_beyond_the_end),
+                Read {
+                    dropped: 0,
+                    rows: vec![],
+                    next: 11
+                }
+            );
+        }
     }
 
     #[test]

@@ -140,6 +140,8 @@ fn size_and_transfer_of_the_cache() {
     assert_eq!(small["bytes_per_token"], 131_072);
     assert_eq!(small["payload_bytes"], 268_435_456);
     close(&small["ideal_ms"], 21.475);
+    // A bare number is bytes, which whoever means gigabits must see.
+    assert_eq!(small["link_bytes_per_s"], 12.5e9);
     let middle = kv("40", "4096", "25e9");
     assert_eq!(middle["payload_bytes"], 671_088_640);
     close(&middle["ideal_ms"], 26.8435);

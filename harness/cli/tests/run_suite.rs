@@ -196,15 +196,17 @@ fn a_suite_that_was_changed_is_refused_with_what_differs() {
     scratch.write(&format!("# The same.\n{text}"));
     let output = scratch.run(&["--only", "0/quick"]);
     assert_eq!(output.status.code(), Some(3), "{}", stderr(&output));
-    // Nor may two work in one directory, or in one that holds something else.
+    // Nor may two work in one directory, or in one that holds something else, by whatever name.
     let other = scratch.dir.path().to_str().unwrap();
-    let output = run(&["run", scratch.file().to_str().unwrap(), "--out", other]);
-    assert_eq!(output.status.code(), Some(2));
-    assert!(
-        stderr(&output).contains("something else"),
-        "{}",
-        stderr(&output)
-    );
+    for other in [other.to_owned(), format!("{other}/new/..")] {
+        let output = run(&["run", scratch.file().to_str().unwrap(), "--out", &other]);
+        assert_eq!(output.status.code(), Some(2), "{other}");
+        assert!(
+            stderr(&output).contains("something else"),
+            "{}",
+            stderr(&output)
+        );
+    }
 }
 
 #[test]

@@ -104,8 +104,19 @@ async fn a_router_learns_what_the_cache_holds() {
     client::post(both.addr, "/reset_prefix_cache", &json!({})).await;
     let told = ask("/kv_events?since=1").await;
     assert_eq!(told["events"][0]["kind"], "cleared");
+    // Beyond the end, which is told.
+    let told = ask("/kv_events?since=9000").await;
+    assert_eq!(
+        (&told["events"], &told["next_seq"]),
+        (&json!([]), &json!(2))
+    );
     let refused = client::get(both.addr, "/kv_events?since=x").await;
     assert_eq!(refused.status, 400);
+    let refused = client::post(both.addr, "/kv_release", &json!({})).await;
+    assert_eq!(refused.status, 400);
+    assert!(refused.text().contains("transfer_id"));
+    let released = client::post(both.addr, "/kv_release?transfer_id=5", &json!({})).await;
+    assert_eq!(released.json()["released"], false);
     both.shut_down().await;
 }
 

@@ -287,7 +287,12 @@ fn streaming(args: &KvShapeArgs, link: f64, post_us: f64) -> Result<Line> {
 
 fn transfer(args: &KvShapeArgs, link: f64, layer_ms: Option<f64>) -> Result<Vec<Line>> {
     let shape = shape_of(args)?;
+    ensure!(
+        args.tokens > 0,
+        "--tokens 0: a transfer is of at least one token"
+    );
     let mut lines = kv(args)?;
+    lines.push(("link_bytes_per_s", json!(link), "bytes/s: --link"));
     let payload = shape.payload_bytes(args.tokens) as f64;
     let layer_bytes = payload / args.layers as f64;
     let ideal = f::ideal_transfer_ms(payload, link);
