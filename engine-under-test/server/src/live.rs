@@ -218,9 +218,10 @@ impl LiveRequests {
 
     /// Drops a request whose reader is gone.
     pub(crate) fn drop_one(&mut self, id: RequestId, now: Nanos, core: &mut dyn Core) {
+        // One that ended in the very step may have left KV for a worker that nobody will send.
+        core.abort(id);
+        self.shared.publish(core);
         if let Some(live) = self.requests.get_mut(&id) {
-            core.abort(id);
-            self.shared.publish(core);
             let finish = Some(Finish {
                 reason: FinishReason::Abort,
                 cause: None,

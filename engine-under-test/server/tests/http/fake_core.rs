@@ -43,6 +43,8 @@ pub(crate) fn tokens(tokens: &[TokenId]) -> Script {
 pub(crate) enum Call {
     Added(Box<EngineRequest>),
     Aborted(RequestId),
+    /// Aborted when it had ended.
+    Left(RequestId),
     Finished(RequestId),
     Reset,
 }
@@ -270,10 +272,12 @@ impl Core for FakeCore {
     fn abort(&mut self, id: RequestId) -> bool {
         let before = self.live.len();
         self.live.retain(|live| live.request.id != id);
-        if self.live.len() < before {
-            self.stage.call(Call::Aborted(id));
-        }
-        self.live.len() < before
+        let known = self.live.len() < before;
+        self.stage.call(match known {
+            true => Call::Aborted(id),
+            false => Call::Left(id),
+        });
+        known
     }
 
     fn has_work(&self) -> bool {

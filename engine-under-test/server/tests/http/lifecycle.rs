@@ -69,6 +69,33 @@ async fn a_client_that_leaves_before_a_whole_answer_aborts_it() {
     server.shut_down().await;
 }
 
+/// What a request leaves behind when it ends, such as KV for another worker, would stay if only
+/// requests that still run were aborted.
+#[tokio::test]
+async fn a_client_that_leaves_during_the_last_step_is_told_to_the_core_too() {
+    let stage = Stage::new(Some(0));
+    let server = start(endless(&stage), FakeText::new(&["x", "y"]), options()).await;
+    // The step ends before or after the server has seen that the client left: later and later.
+    for tries in 1.. {
+        let body = json!({ "prompt": "x", "max_tokens": 1, "stream": true });
+        let open = Open::post(server.addr, "/v1/completions", &body).await;
+        stage.wait(tries, is_added).await;
+        drop(open);
+        tokio::time::sleep(Duration::from_millis(20 << tries)).await;
+        stage.permit(1);
+        settle(&server).await;
+        if stage
+            .calls()
+            .iter()
+            .any(|call| matches!(call, Call::Left(_)))
+        {
+            break;
+        }
+        assert!(tries < 9, "{:?}", stage.calls());
+    }
+    server.shut_down().await;
+}
+
 #[tokio::test]
 async fn a_slow_reader_holds_nobody_up_and_gets_every_token() {
     const TOKENS: u32 = 60_000;
