@@ -331,7 +331,6 @@ impl EngineLoop {
             next = self.inbox.try_recv().ok();
         }
         if self.shared.dead.get().is_none() {
-            self.shared.publish(&*self.core);
             self.report();
             if self.core.has_work() {
                 self.shared.waits.take();
@@ -351,14 +350,13 @@ impl EngineLoop {
             Ok(step) => {
                 let now = self.clock.now();
                 self.shared.count().step(&step.row);
-                // Who has read a token finds the state and the row of the step that made it.
-                self.shared.publish(&*self.core);
                 let times = StepTimes {
                     start: step.row.start_ns,
                     end: now,
                 };
-                self.shared.ring.push(step.row, &self.shared.waits);
+                // Who has read a token finds the state and the row of the step that made it.
                 self.report();
+                self.shared.ring.push(step.row, &self.shared.waits);
                 self.live.deliver(step.events, times, &mut *self.core);
             }
             Err(failure) if failure.failed.is_empty() => {
@@ -374,8 +372,9 @@ impl EngineLoop {
         }
     }
 
-    /// Shows what the core tells of its cache and its transfers.
+    /// Shows where the core stands, and what it tells of its cache and its transfers.
     fn report(&mut self) {
+        self.shared.publish(&*self.core);
         let [transfer, change] = &mut self.told;
         for row in self.core.take_transfers() {
             let line = TransferLine {
@@ -422,13 +421,13 @@ impl EngineLoop {
             Command::Reset(answer) => {
                 let success = self.core.reset_prefix_cache();
                 // Whoever asked finds the state after the reset, and after what came before it.
-                self.shared.publish(&*self.core);
+                self.report();
                 // The client may have gone; the cache is empty all the same.
                 let _ = answer.send(success);
             }
             Command::Release(ticket, answer) => {
                 let released = self.core.release(ticket);
-                self.shared.publish(&*self.core);
+                self.report();
                 // Whoever asked may have gone; what was held is free all the same.
                 let _ = answer.send(released);
             }

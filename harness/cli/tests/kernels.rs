@@ -165,7 +165,7 @@ fn the_gpu_check_reports_what_it_had_no_time_for() {
     // A part that hangs is stopped, and the next one has its turn.
     let hangs = "case \"$*\" in *--forward-only*) exec sleep 60;; esac";
     let want = ends(3, ["forward 3 out of time", "kernels 0 done"]);
-    assert_eq!(gpu_check(hangs, 12), want);
+    assert_eq!(gpu_check(hangs, 24), want);
     // What was found wrong is not hidden by what could not be judged.
     let wrong = "case \"$*\" in *--forward-only*) exit 1;; esac; exit 3";
     assert_eq!(

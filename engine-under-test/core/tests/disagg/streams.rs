@@ -83,7 +83,7 @@ fn on_the_way(pair: &mut Pair, request: &EngineRequest, steps: usize) {
             0 => looks + 1,
             _ => 0,
         };
-        looks == 30
+        looks == 300
     });
     assert_eq!(pair.finished.len(), steps);
     pair.prefill = prefill;

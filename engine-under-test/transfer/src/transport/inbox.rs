@@ -169,8 +169,8 @@ mod tests {
         Ok(Incoming::Data(head, CellBytes::from(vec![0; bytes])))
     }
 
-    /// How many frames of a length are taken while nobody polls.
-    fn taken_without_a_poll(bytes: usize) -> usize {
+    /// How many frames of a length are taken while nobody polls, where at least `frames` are.
+    fn taken_without_a_poll(bytes: usize, frames: usize) -> usize {
         let (inbox, arrivals) = inbox();
         let put = AtomicUsize::new(0);
         let counted = std::thread::scope(|scope| {
@@ -179,15 +179,18 @@ mod tests {
                     put.fetch_add(1, Ordering::SeqCst);
                 }
             });
-            // Until nothing was put for a while.
-            let mut before = usize::MAX;
-            while before != put.load(Ordering::SeqCst) {
-                before = put.load(Ordering::SeqCst);
-                std::thread::sleep(Duration::from_millis(30));
+            for _ in 0..60_000 {
+                if put.load(Ordering::SeqCst) >= frames {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(1));
             }
+            // And what is put beyond them.
+            std::thread::sleep(Duration::from_millis(30));
+            let counted = put.load(Ordering::SeqCst);
             // Lets the thread that waits for room go.
             drop(arrivals);
-            before
+            counted
         });
         assert_eq!(put.load(Ordering::SeqCst), counted, "put after the end");
         counted
@@ -196,7 +199,7 @@ mod tests {
     #[test]
     fn long_frames_are_bounded_by_number_and_short_ones_by_bytes() {
         for (bytes, frames) in [(16 << 20, 8), (200 << 10, 8), (64 << 10, 16), (100, 256)] {
-            assert_eq!(taken_without_a_poll(bytes), frames, "{bytes}");
+            assert_eq!(taken_without_a_poll(bytes, frames), frames, "{bytes}");
         }
     }
 

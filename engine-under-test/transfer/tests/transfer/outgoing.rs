@@ -208,7 +208,7 @@ fn fill_a_socket(bytes: fn(u64) -> u64) {
             expected.extend(encode_frame(&Message::Credit { slot }, 0));
             (in_flight, number) = (in_flight + 1, number + 1);
         }
-        match transport.poll(Duration::from_millis(200)).unwrap() {
+        match transport.poll(Duration::from_secs(2)).unwrap() {
             Some(Incoming::Sent { .. }) => in_flight -= 1,
             None => break,
             other => panic!("{other:?}"),

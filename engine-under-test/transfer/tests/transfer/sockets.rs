@@ -113,10 +113,19 @@ fn who_does_not_join_in_time_is_dropped() {
         of: 2,
     };
     half.write_all(&encode_frame(&join, 0)).unwrap();
-    assert!(listener.accept(10 * stall).unwrap().is_none());
     for mut stream in [silent, slow, half] {
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let closed = stream.read(&mut [0; 1]);
+        stream.set_read_timeout(Some(stall)).unwrap();
+        let begin = wall().now();
+        // Their time begins when they are accepted.
+        let closed = loop {
+            assert!(listener.accept(stall).unwrap().is_none());
+            match stream.read(&mut [0; 1]) {
+                Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                closed => break closed,
+            }
+            let waited = wall().now().saturating_sub(begin).to_duration();
+            assert!(waited < PATIENCE, "still open");
+        };
         let reset = |e: &std::io::Error| e.kind() == std::io::ErrorKind::ConnectionReset;
         assert!(
             matches!(&closed, Ok(0)) || closed.as_ref().is_err_and(reset),

@@ -141,7 +141,7 @@ fn a_request_that_has_its_whole_time_is_no_cut_off_one() {
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", silent.local_addr().unwrap());
     let endpoint = Endpoint::parse(&url).unwrap();
-    let limits = limits(60_000, 60_000, 250);
+    let limits = limits(60_000, 60_000, 2_000);
     let mut short = plan(vec![open(0, 0), open(1, 1_000)], vec![]);
     short.drain_ns = limits.total_ns;
     let mut records: Vec<Record> = Vec::new();

@@ -109,7 +109,7 @@ impl Fake {
     pub(crate) async fn target(&self) -> Target {
         let patience = Patience {
             retry_ns: Nanos::from_millis(2),
-            limit_ns: Nanos::from_millis(300),
+            limit_ns: Nanos::from_secs(3),
             settle_ns: Nanos::from_millis(50),
             ..Patience::default()
         };

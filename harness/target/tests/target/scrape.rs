@@ -24,7 +24,17 @@ async fn window(options: Options, route: &'static str) -> (ScrapeSummary, Vec<Sc
         .probe(&probe(), &serde_json::Map::new())
         .await
         .unwrap();
-    tokio::time::sleep(Duration::from_millis(110)).await;
+    // Ticks that come too late are left out, so a count of them has no time of its own.
+    let between = || {
+        let kept = kept.lock().unwrap();
+        kept.iter().filter(|s| s.edge == Edge::Between).count()
+    };
+    for _ in 0..60_000 {
+        if between() >= 2 {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
     let summary = tokio::task::spawn_blocking(|| reader.stop().unwrap())
         .await
         .unwrap();

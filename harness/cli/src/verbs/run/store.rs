@@ -117,7 +117,7 @@ impl Store {
     /// One that another process works in; one that cannot be written.
     pub(crate) fn open(dir: &Path, plan: &Plan) -> Result<Store> {
         let place = || format!("--out {}", dir.display());
-        // First, because `new/..` is no directory before `new` is one, and then has what lies there.
+        // First, because `new/..` is no directory before `new` is one; then it has what lies there.
         std::fs::create_dir_all(dir).with_context(place)?;
         let begun = is_begun(dir, plan)?;
         let lock = File::create(dir.join("lock")).with_context(place)?;

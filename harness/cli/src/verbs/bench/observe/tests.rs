@@ -94,8 +94,14 @@ fn row_48_client_minus_server_over_the_window() {
         (scrapes[0].edge, scrapes.last().unwrap().edge),
         (Edge::Start, Edge::End)
     );
-    // 24 requests of 36 ms, four at once, last 216 ms at least.
-    assert!(scrapes.len() >= 6, "{}", scrapes.len());
+    // 24 requests of 36 ms, four at once, last 216 ms at least: ten ticks, some of which a busy
+    // machine misses.
+    let ticks = scrapes.len() as u64 + observed.summary.missed;
+    assert!(
+        scrapes.len() >= 3 && ticks >= 6,
+        "{ticks} of {}",
+        scrapes.len()
+    );
     let series = std::fs::read_to_string(dir.path().join(SERVER_FILE)).unwrap();
     assert!(
         series.starts_with("at_ns,running,waiting,kv_usage,"),
