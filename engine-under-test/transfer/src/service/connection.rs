@@ -65,7 +65,8 @@ impl Connection {
     }
 
     /// Serves until the peer is gone; what was claimed and not offered by then is claimed once
-    /// more, because an idle connection may have broken long before.
+    /// more, because an idle connection may have broken long before. So is what is claimed while
+    /// the connection ends.
     pub(super) fn run(mut self) {
         let mut why = "the engine is shutting down".to_owned();
         while !self.common.stopped.load(Ordering::Relaxed) {
@@ -89,22 +90,44 @@ impl Connection {
                 }
             }
             self.wanted.values_mut().for_each(|w| w.retried = true);
-            if self.wanted.is_empty() {
-                break;
+            if !self.goes_on() {
+                return;
             }
         }
         let common = Arc::clone(&self.common);
         let mut peers = common.peers();
         peers.orders.remove(&self.to);
-        while let Ok(order) = self.orders.try_recv() {
-            if let Order::Claim(claim) = order {
-                self.want(claim);
-            }
-        }
+        self.take_late_orders();
         drop(peers);
         for wanted in std::mem::take(&mut self.wanted).into_values() {
             let request = wanted.claim.request;
             self.common.fail(request, Cause::LinkDown, why.clone());
+        }
+    }
+
+    /// Whether there are claims for another connection to this peer. If there are none, the next
+    /// claim finds that nobody is connected: who claims holds the same lock.
+    fn goes_on(&mut self) -> bool {
+        let common = Arc::clone(&self.common);
+        let mut peers = common.peers();
+        self.take_late_orders();
+        if self.wanted.is_empty() {
+            peers.orders.remove(&self.to);
+        }
+        !self.wanted.is_empty()
+    }
+
+    /// Takes the orders that came when the connection had ended.
+    fn take_late_orders(&mut self) {
+        while let Ok(order) = self.orders.try_recv() {
+            match order {
+                Order::Claim(claim) => {
+                    self.want(claim);
+                }
+                Order::Cancel(request) => self.cancel_claim(request),
+                // Its transfer has ended with the connection, and has told so.
+                Order::Reserved { .. } => {}
+            }
         }
     }
 
@@ -215,14 +238,18 @@ impl Connection {
                     agent.cancel(moving.offer.request);
                     return;
                 }
-                let claimed = self.wanted.values().find(|w| w.claim.request == request);
-                if let Some(ticket) = claimed.map(ticket) {
-                    // An offer that still comes finds nobody and is cancelled.
-                    self.wanted.remove(&ticket);
-                    let reason = "the request was cancelled";
-                    self.common.fail(request, Cause::Cancelled, reason);
-                }
+                self.cancel_claim(request);
             }
+        }
+    }
+
+    fn cancel_claim(&mut self, request: RequestId) {
+        let claimed = self.wanted.values().find(|w| w.claim.request == request);
+        if let Some(ticket) = claimed.map(ticket) {
+            // An offer that still comes finds nobody and is cancelled.
+            self.wanted.remove(&ticket);
+            let reason = "the request was cancelled";
+            self.common.fail(request, Cause::Cancelled, reason);
         }
     }
 

@@ -8,6 +8,7 @@ mod handshake;
 mod links;
 mod mooncake;
 mod outgoing;
+mod reconnect;
 mod relayout;
 mod rigs;
 mod runs;
