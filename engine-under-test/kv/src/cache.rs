@@ -74,10 +74,10 @@ pub trait PrefixCache: std::fmt::Debug + Send {
     /// tree takes the whole pages over, frees duplicates and rewrites the request's table.
     fn commit(&mut self, id: RequestId, seq: &HashedTokens, computed: usize);
 
-    /// Names the committed blocks of a request that was given room without names, under a sequence
-    /// that ends with its hit, because its data came from elsewhere and nobody was to find it
-    /// before. Caches that name at the commit have nothing to do.
-    fn publish(&mut self, _id: RequestId, _seq: &HashedTokens) {}
+    /// As [`PrefixCache::commit`], of data that came from elsewhere, so that nothing counts as
+    /// computed again. The request was given room without names, under a sequence that ends with
+    /// its hit, because nobody was to find the data before.
+    fn receive(&mut self, id: RequestId, seq: &HashedTokens, computed: usize);
 
     /// Lets `child` share the blocks that hold the first `tokens` tokens of `parent` (which are
     /// committed). The first of the two that writes into a shared partial block gets a copy.
@@ -194,7 +194,8 @@ impl PrefixCache for KvManager {
         self.commit(id, computed);
     }
 
-    fn publish(&mut self, id: RequestId, seq: &HashedTokens) {
+    fn receive(&mut self, id: RequestId, seq: &HashedTokens, computed: usize) {
+        self.commit(id, computed);
         self.publish(id, seq);
     }
 

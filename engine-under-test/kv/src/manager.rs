@@ -341,11 +341,13 @@ impl KvManager {
     }
 
     /// Names what a request has committed and nobody was to find before; see
-    /// [`crate::PrefixCache::publish`].
+    /// [`crate::PrefixCache::receive`].
     pub fn publish(&mut self, id: RequestId, seq: &HashedTokens) {
         if let Some(mut table) = self.tables.remove(&id) {
             let committed = table.committed;
+            self.accounting.set_received(true);
             self.name_full_blocks(&mut table, seq, committed);
+            self.accounting.set_received(false);
             self.tables.insert(id, table);
         }
     }

@@ -243,6 +243,12 @@ impl PrefixCache for OracleCache {
         true
     }
 
+    fn receive(&mut self, id: RequestId, seq: &HashedTokens, computed: usize) {
+        self.accounting.set_received(true);
+        self.commit(id, seq, computed);
+        self.accounting.set_received(false);
+    }
+
     fn commit(&mut self, id: RequestId, seq: &HashedTokens, computed: usize) {
         let Some(table) = self.tables.get_mut(&id) else {
             return;

@@ -190,6 +190,8 @@ pub struct Accounting {
     recent: Recent,
     stats: CacheStats,
     events: EventLog,
+    /// What is named now came from elsewhere.
+    received: bool,
 }
 
 impl Accounting {
@@ -201,7 +203,13 @@ impl Accounting {
             recent: Recent::new(num_blocks),
             stats: CacheStats::default(),
             events: EventLog::default(),
+            received: false,
         }
+    }
+
+    /// Whether the data of blocks that are named from now on was computed elsewhere.
+    pub fn set_received(&mut self, received: bool) {
+        self.received = received;
     }
 
     /// Collects [`CacheEvent`]s from now on; they must be taken, because the list grows until they
@@ -274,7 +282,8 @@ impl Accounting {
 
     /// A block with new data was given `name`.
     pub fn named(&mut self, name: &BlockHash) {
-        self.stats.recomputed_blocks += u64::from(self.recent.take(name));
+        let evicted = self.recent.take(name);
+        self.stats.recomputed_blocks += u64::from(evicted && !self.received);
     }
 
     /// Block `index` of a sequence with these names was given its name.

@@ -31,8 +31,7 @@ fn data_is_found_from_its_arrival_on() {
         assert!(kv.lookup(&seq).blocks.is_empty(), "{kind:?}");
         assert_eq!(kv.take_events(), []);
         kv.check().unwrap();
-        kv.commit(RequestId(1), &seq, 10);
-        kv.publish(RequestId(1), &seq);
+        kv.receive(RequestId(1), &seq, 10);
         kv.check().unwrap();
         // Ten tokens are two full blocks.
         assert_eq!(
@@ -51,8 +50,7 @@ fn data_is_found_from_its_arrival_on() {
         let prefix = sequence(kv.as_ref(), 0..8);
         assert!(kv.allocate(RequestId(2), &prefix, 0, &hit, 5));
         assert_eq!(kv.lookup(&longer).blocks.len(), 2);
-        kv.commit(RequestId(2), &longer, 13);
-        kv.publish(RequestId(2), &longer);
+        kv.receive(RequestId(2), &longer, 13);
         let stored = CacheEvent::Stored {
             hashes: vec![longer.hashes()[2]],
             parent: Some(longer.hashes()[1]),
@@ -80,6 +78,12 @@ fn data_is_found_from_its_arrival_on() {
             .collect();
         assert_eq!(removed.len(), 3, "{kind:?}");
         kv.free(RequestId(3));
+        // What was pushed out and is sent again is not computed again.
+        assert!(kv.stats().evicted_blocks >= 3, "{kind:?}");
+        assert!(kv.allocate(RequestId(4), &nothing, 0, &Hit::default(), 10));
+        kv.receive(RequestId(4), &seq, 10);
+        assert_eq!(kv.stats().recomputed_blocks, 0, "{kind:?}");
+        kv.free(RequestId(4));
         assert!(kv.reset());
         assert_eq!(
             kv.take_events().last(),

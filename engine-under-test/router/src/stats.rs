@@ -72,7 +72,7 @@ pub struct Stats {
     pub handed: u64,
     /// Requests whose decode worker fetched their KV while it was computed.
     pub ahead: u64,
-    /// Of these, to one without room, because the wait was over.
+    /// Hand-overs to a decode worker without room, because the wait was over.
     pub handed_without_room: u64,
     /// Prompt tokens of started requests.
     pub prompt_tokens: u64,

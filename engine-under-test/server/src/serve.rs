@@ -135,8 +135,14 @@ impl Stopping {
                 () = shutdown => {}
             }
             self.phase.send_replace(Phase::Draining);
-            let drained = timeout(self.grace.to_duration(), &mut server).await;
-            if drained.is_ok() {
+            let mut closed = false;
+            let drain = async {
+                server.as_mut().await;
+                closed = true;
+                self.given_away().await;
+            };
+            let drained = timeout(self.grace.to_duration(), drain).await;
+            if drained.is_ok() || closed {
                 return;
             }
             self.phase.send_replace(Phase::Ending);
@@ -147,6 +153,22 @@ impl Stopping {
         tokio::select! {
             () = in_order => false,
             () = abort => true,
+        }
+    }
+}
+
+/// How often it is looked whether KV is still held.
+const LOOK: Nanos = Nanos::from_millis(10);
+
+impl Stopping {
+    /// Waits until nobody can want KV from here any more: answers that were given promise it.
+    async fn given_away(&self) {
+        let holds = || {
+            let kv = self.engine.shared().status().kv;
+            kv.is_some_and(|kv| kv.exports > 0) && self.engine.dead().is_none()
+        };
+        while holds() {
+            tokio::time::sleep(LOOK.to_duration()).await;
         }
     }
 }

@@ -170,8 +170,7 @@ impl Engine {
         incoming.stage = Stage::Arrived;
         let live = &mut incoming.live;
         live.computed = live.prompt_tokens;
-        self.kv.commit(id, &live.seq, live.computed);
-        self.kv.publish(id, &live.seq);
+        self.kv.receive(id, &live.seq, live.computed);
         self.arrived.push_back(id);
         true
     }

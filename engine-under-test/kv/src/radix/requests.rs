@@ -73,6 +73,12 @@ impl PrefixCache for RadixCache {
         self.give_pages(id, seq, computed);
     }
 
+    fn receive(&mut self, id: RequestId, seq: &HashedTokens, computed: usize) {
+        self.accounting.set_received(true);
+        self.commit(id, seq, computed);
+        self.accounting.set_received(false);
+    }
+
     fn fork(&mut self, parent: RequestId, child: RequestId, tokens: usize) {
         self.share(parent, child, tokens);
     }

@@ -185,7 +185,11 @@ pub(crate) async fn hand_over(
     let text = params_text(params);
     loop {
         let to = handed(ticket).await?;
-        match ask(ticket, asked, to, Some(&text)).await {
+        let answer = tokio::select! {
+            answer = ask(ticket, asked, to, Some(&text)) => answer,
+            () = ticket.shared.until_out(to) => Err(out(to)),
+        };
+        match answer {
             Ok(leg) => return Ok((to, leg)),
             Err(Stop::Worker { lost: true, .. }) if ticket.hand_again(to) => {}
             Err(stop) => return Err(stop),
@@ -331,7 +335,11 @@ impl Flow {
     }
 
     async fn decode(&mut self, at: WorkerId, mut leg: Leg, fetched: bool) -> Result<(), Stop> {
-        let event = leg.event().await.map_err(|error| Stop::leg(at, error));
+        let event = tokio::select! {
+            event = leg.event() => event.map_err(|error| Stop::leg(at, error)),
+            // One that hangs would hold the request for as long as silence is borne.
+            () = self.ticket.shared.until_out(at), if !fetched => Err(out(at)),
+        };
         let event = match event.and_then(|event| event.ok_or_else(|| cut(at))) {
             Ok(event) => event,
             Err(Stop::Worker { lost: true, .. }) if !fetched && self.ticket.hand_again(at) => {
@@ -370,6 +378,15 @@ impl Flow {
         self.ticket.set_outcome(Outcome::Failed);
         self.stage = Stage::Ended;
         stop.event()
+    }
+}
+
+/// A decode worker has not begun to answer, and does not answer the router either.
+fn out(at: WorkerId) -> Stop {
+    Stop::Worker {
+        at,
+        error: ApiError::bad_gateway(format!("worker {at} does not answer any more")),
+        lost: true,
     }
 }
 

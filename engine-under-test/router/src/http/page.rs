@@ -87,7 +87,7 @@ fn sums(page: &mut String, router: &Router) {
         ),
         (
             "handed_without_room_total",
-            "Of these, to one without room.",
+            "Hand-overs to a decode worker without room.",
             stats.handed_without_room,
         ),
         (

@@ -29,26 +29,61 @@ pub(crate) enum PromptPeek {
     Several,
 }
 
-#[derive(Debug, Default, Deserialize)]
+/// The fields that are looked at.
+#[derive(Debug, Default)]
 struct Wire {
     model: Option<String>,
-    #[serde(default)]
     prompt: PromptPeek,
     messages: Option<IgnoredAny>,
     stream: Option<bool>,
-    n: Option<u64>,
-    best_of: Option<u64>,
+    /// Workers take `1.0` too.
+    n: Option<f64>,
+    best_of: Option<f64>,
     cache_salt: Option<String>,
-    #[serde(default)]
     echo: Item,
-    #[serde(default)]
     logprobs: Item,
-    #[serde(default)]
     top_logprobs: Item,
-    #[serde(default)]
     prompt_logprobs: Item,
-    #[serde(default)]
-    kv_transfer_params: Item,
+    kv_transfer_params: Option<IgnoredAny>,
+}
+
+impl<'de> Deserialize<'de> for Wire {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(WireVisitor)
+    }
+}
+
+struct WireVisitor;
+
+impl<'de> Visitor<'de> for WireVisitor {
+    type Value = Wire;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a JSON object")
+    }
+
+    /// Of a field that is there several times the last counts, as for the workers.
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Wire, A::Error> {
+        let mut wire = Wire::default();
+        while let Some(key) = map.next_key::<String>()? {
+            match key.as_str() {
+                "model" => wire.model = map.next_value()?,
+                "prompt" => wire.prompt = map.next_value()?,
+                "messages" => wire.messages = map.next_value()?,
+                "stream" => wire.stream = map.next_value()?,
+                "n" => wire.n = map.next_value()?,
+                "best_of" => wire.best_of = map.next_value()?,
+                "cache_salt" => wire.cache_salt = map.next_value()?,
+                "echo" => wire.echo = map.next_value()?,
+                "logprobs" => wire.logprobs = map.next_value()?,
+                "top_logprobs" => wire.top_logprobs = map.next_value()?,
+                "prompt_logprobs" => wire.prompt_logprobs = map.next_value()?,
+                PARAMS => wire.kv_transfer_params = map.next_value()?,
+                _ => drop(map.next_value::<IgnoredAny>()?),
+            }
+        }
+        Ok(wire)
+    }
 }
 
 /// What was seen.
@@ -74,10 +109,12 @@ impl Peek {
     pub(crate) fn of(body: &[u8]) -> Result<Peek, String> {
         let wire: Wire = serde_json::from_slice(body)
             .map_err(|error| format!("The request body is not valid: {error}"))?;
-        if wire.kv_transfer_params != Item::Nothing {
+        if wire.kv_transfer_params.is_some() {
             return Err(format!("{PARAMS} is the router's to give"));
         }
-        let one = wire.n.unwrap_or(1) == 1 && wire.best_of.unwrap_or(1) == 1;
+        let one = [wire.n, wire.best_of]
+            .iter()
+            .all(|n| n.is_none_or(|n| n == 1.0));
         let chat = wire.messages.is_some();
         let prompt = chat || matches!(wire.prompt, PromptPeek::Text { .. } | PromptPeek::Ids(_));
         let plain = [
@@ -269,6 +306,10 @@ mod tests {
             (r#"{"prompt":[1],"n":1,"echo":false,"logprobs":null}"#, true),
             (r#"{"prompt":"a","logprobs":false}"#, true),
             (r#"{"prompt":"a","n":2}"#, false),
+            (r#"{"prompt":"a","n":1.0,"best_of":1.0}"#, true),
+            // The last counts.
+            (r#"{"prompt":["a","b"],"n":2,"n":1,"prompt":"a"}"#, true),
+            (r#"{"prompt":"a","n":1,"n":2}"#, false),
             (r#"{"prompt":"a","best_of":2}"#, false),
             (r#"{"prompt":"a","echo":true}"#, false),
             (r#"{"prompt":"a","logprobs":0}"#, false),
@@ -290,7 +331,8 @@ mod tests {
             "[]",
             "3",
             r#"{"stream":"yes"}"#,
-            r#"{"n":-1}"#,
+            r#"{"n":"1"}"#,
+            r#"{"kv_transfer_params":false}"#,
             "{} {}",
         ] {
             assert!(Peek::of(json.as_bytes()).is_err(), "{json}");

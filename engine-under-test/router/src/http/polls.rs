@@ -84,6 +84,7 @@ pub(crate) async fn run(
             }
             router.tick(now);
         });
+        shared.set_out(id, !up);
         poller.known &= up;
         poller.tell(&shared, state);
         if let Some(first) = first.take() {
@@ -108,8 +109,7 @@ impl Poller {
 
     async fn once(&mut self, shared: &Arc<Shared>) -> Result<(), String> {
         if !self.known {
-            self.introduce(shared).await?;
-            self.known = true;
+            self.known = self.introduce(shared).await?;
         }
         if !self.reports {
             let (status, _) = get(shared, self.id, "/health")
@@ -138,8 +138,9 @@ impl Poller {
         Ok(())
     }
 
-    /// Finds out what kind of worker it is.
-    async fn introduce(&mut self, shared: &Arc<Shared>) -> Result<(), String> {
+    /// Finds out what kind of worker it is. False when it has requests that depend on what it was
+    /// before: then it must be asked again.
+    async fn introduce(&mut self, shared: &Arc<Shared>) -> Result<bool, String> {
         let (status, body) = get(shared, self.id, "/worker")
             .await
             .map_err(|e| e.message)?;
@@ -147,7 +148,13 @@ impl Poller {
         if status == StatusCode::NOT_FOUND {
             // Another server: it can be sent whole requests, and says nothing of its cache.
             self.reports = false;
-            return able(shared, home, "none");
+            return able(shared, home, "none").map(|()| true);
+        }
+        if [StatusCode::UNAUTHORIZED, StatusCode::FORBIDDEN].contains(&status) {
+            let status = status.as_u16();
+            return Err(format!(
+                "/worker answers {status}: give the workers' key (--worker-api-key-env)"
+            ));
         }
         if status != StatusCode::OK {
             return Err(format!("/worker answers {}", status.as_u16()));
@@ -180,13 +187,7 @@ impl Poller {
             ..WorkerSpec::new(home, block_size)
         };
         shared.set_remote(self.id, remote);
-        shared.with(|router, _| {
-            // One that has requests is the one that it was before.
-            if router.is_idle(self.id) {
-                router.set_spec(self.id, spec);
-            }
-        });
-        Ok(())
+        Ok(shared.with(|router, _| router.set_spec(self.id, spec)))
     }
 }
 

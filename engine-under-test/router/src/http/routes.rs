@@ -26,6 +26,7 @@ use super::shell::{Phase, Shared, Ticket};
 use super::transfers;
 use crate::machine::Command;
 use crate::stats::Outcome;
+use crate::worker::WorkerId;
 
 /// How often the request was started again before this answer.
 const RETRIES: &str = "x-prefillbench-retries";
@@ -294,22 +295,41 @@ async fn pass_body(shared: Arc<Shared>, request: Request, path: &str) -> Respons
     }
 }
 
-/// Resets every worker's cache; a success is one of all.
+/// Resets every worker's cache; a success is one of all. All are asked, whatever one answers.
 async fn reset_prefix_cache(State(shared): State<Arc<Shared>>, request: Request) -> Response {
     let headers = shared.headers(Some(request.headers()), false);
-    let mut all = true;
+    let (mut all, mut error) = (true, None);
     for worker in shared.with(|router, _| router.workers()) {
-        let path = "/reset_prefix_cache";
-        let sent = shared.send(worker.id, Method::POST, path, &headers, Bytes::new());
-        let done = match sent.await {
-            Ok(leg) if leg.status == StatusCode::OK => leg.whole().await.ok(),
-            _ => None,
-        };
-        let answer = done.and_then(|body| serde_json::from_slice::<Value>(&body).ok());
-        // vLLM answers without a body.
-        all &= answer.is_none_or(|answer| answer["success"] != Value::Bool(false));
+        match reset(&shared, worker.id, &headers).await {
+            Ok(done) => all &= done,
+            Err(failed) => error = error.or(Some(failed)),
+        }
     }
-    Json(json!({ "success": all })).into_response()
+    error.map_or_else(
+        || Json(json!({ "success": all })).into_response(),
+        IntoResponse::into_response,
+    )
+}
+
+/// Whether a worker says that it has reset its cache.
+async fn reset(shared: &Shared, id: WorkerId, headers: &HeaderMap) -> Result<bool, ApiError> {
+    let path = "/reset_prefix_cache";
+    let failed = |why: String| ApiError::bad_gateway(format!("worker {id} was not reset: {why}"));
+    let sent = shared.send(id, Method::POST, path, headers, Bytes::new());
+    let leg = sent.await.map_err(|error| failed(error.message))?;
+    let status = leg.status;
+    if status == StatusCode::NOT_FOUND {
+        // As a server that has no such path says it: vLLM's is for development only.
+        let message = format!("worker {id} has no {path}");
+        return Err(ApiError::new(status, "NotFoundError", message));
+    }
+    if status != StatusCode::OK {
+        return Err(failed(format!("it answers {}", status.as_u16())));
+    }
+    let body = leg.whole().await.map_err(|error| failed(error.message))?;
+    // vLLM answers without a body.
+    let answer = serde_json::from_slice::<Value>(&body).ok();
+    Ok(answer.is_none_or(|answer| answer["success"] != Value::Bool(false)))
 }
 
 async fn health(State(shared): State<Arc<Shared>>) -> Response {

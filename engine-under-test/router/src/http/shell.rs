@@ -1,6 +1,6 @@
 //! What the handlers share: the state machine behind a lock, and who waits for its word.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use axum::http::{HeaderMap, HeaderValue, Method, header};
@@ -50,6 +50,8 @@ pub(crate) struct Shared {
     pub(crate) transfers: TransferLog,
     /// Where workers' KV is claimed: host and port.
     remotes: Mutex<BTreeMap<WorkerId, (String, u16)>>,
+    /// Workers that did not answer when they were asked last.
+    outs: watch::Sender<BTreeSet<WorkerId>>,
     pub(crate) phase: watch::Receiver<Phase>,
     /// Tells the operator something.
     pub(crate) say: Box<dyn Fn(&str) + Send + Sync>,
@@ -75,6 +77,7 @@ impl Shared {
             namings: Mutex::default(),
             transfers: TransferLog::default(),
             remotes: Mutex::default(),
+            outs: watch::Sender::default(),
             phase,
             say,
         }
@@ -111,6 +114,24 @@ impl Shared {
     /// Where a worker's KV is claimed.
     pub(crate) fn remote(&self, id: WorkerId) -> Option<(String, u16)> {
         self.remotes().get(&id).cloned()
+    }
+
+    /// Notes whether a worker answers.
+    pub(crate) fn set_out(&self, id: WorkerId, out: bool) {
+        self.outs.send_if_modified(|outs| match out {
+            true => outs.insert(id),
+            false => outs.remove(&id),
+        });
+    }
+
+    /// Waits until a worker does not answer.
+    pub(crate) async fn until_out(&self, id: WorkerId) {
+        // No error: the sender is `self`'s.
+        let _ = self
+            .outs
+            .subscribe()
+            .wait_for(|outs| outs.contains(&id))
+            .await;
     }
 
     /// Workers that answer, those first that decode, as they know most.

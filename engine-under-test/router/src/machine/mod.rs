@@ -149,20 +149,17 @@ impl Router {
         id
     }
 
-    /// Takes over what has become known of a worker. Its pool stays. Panics when there is no such
-    /// worker, or while it has requests, whose accounts depend on this.
-    pub fn set_spec(&mut self, id: WorkerId, spec: WorkerSpec) {
+    /// Takes over what has become known of a worker. Its pool stays. False when that is something
+    /// else than before and the worker has requests, whose accounts depend on it: nothing changes.
+    pub fn set_spec(&mut self, id: WorkerId, spec: WorkerSpec) -> bool {
         let worker = self.worker_mut(id);
-        assert_eq!(worker.load.requests(), 0, "a worker with requests is known");
-        worker.spec = WorkerSpec {
-            home: worker.spec.home,
-            ..spec
-        };
-    }
-
-    /// Whether `id` has no request at present.
-    pub fn is_idle(&self, id: WorkerId) -> bool {
-        self.workers[&id].load.requests() == 0
+        let home = worker.spec.home;
+        let spec = WorkerSpec { home, ..spec };
+        let may = worker.spec == spec || worker.load.requests() == 0;
+        if may {
+            worker.spec = spec;
+        }
+        may
     }
 
     /// Sets whether a worker answers. One that does not has lost its cache, as far as is known; its

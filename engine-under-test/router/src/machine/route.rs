@@ -122,17 +122,28 @@ impl Router {
             }
         };
         let able: Vec<WorkerId> = self.workers_that(able);
-        let least = able.iter().map(|&id| {
+        let mut untried = false;
+        let mut least = None;
+        for &id in &able {
             let worker = &self.workers[&id];
             let overlap = self.index.overlap(now, id, ask.names_of(&worker.spec));
-            worker.load.prefill_tokens + self.fresh_tokens(ask, id, overlap)
-        });
+            let (ahead, fresh) = (
+                worker.load.prefill_tokens,
+                self.fresh_tokens(ask, id, overlap),
+            );
+            // Refused because of what short prompts took, it would never show what it takes.
+            untried |= ahead == 0 && self.queue.is_empty() && self.predictor.is_beyond(fresh);
+            least = Some(least.map_or(ahead + fresh, |most: usize| most.min(ahead + fresh)));
+        }
+        if untried {
+            return None;
+        }
         let queued = self.queue.iter().map(|id| {
             let request = &self.requests[id];
             request.ask.prompt_tokens
         });
         let before = queued.sum::<usize>() / able.len().max(1);
-        let predicted_ns = self.predictor.predict_ns(least.min()? + before)?;
+        let predicted_ns = self.predictor.predict_ns(least? + before)?;
         (predicted_ns > slo.0).then_some(Refusal::Early {
             predicted_ns,
             slo_ns: slo.0,

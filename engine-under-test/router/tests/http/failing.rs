@@ -260,6 +260,46 @@ async fn a_decode_worker_that_is_lost_before_its_first_event_is_replaced() {
     assert_eq!((prefill.seen().len(), decode.seen().len()), (1, 3));
 }
 
+/// Its connections stand, but nothing comes any more: neither an answer nor a poll's.
+#[tokio::test]
+async fn a_decode_worker_that_hangs_before_its_first_event_is_replaced() {
+    for (body, steps) in [
+        (STREAM, vec![stream_head(), Step::UntilClosed]),
+        (STREAM, vec![Step::UntilClosed]),
+        (WHOLE, vec![Step::UntilClosed]),
+    ] {
+        let prefill = Worker::of("prefill").await;
+        let (a, b) = (Worker::of("decode").await, Worker::of("decode").await);
+        let workers = [
+            (Pool::Prefill, &prefill),
+            (Pool::Decode, &a),
+            (Pool::Decode, &b),
+        ];
+        let running = start(options(&workers)).await;
+        a.script(steps);
+        let streams = body == STREAM;
+        let whole = |event| match streams {
+            true => stream(&[event]),
+            false => answer("200 OK", event),
+        };
+        prefill.script(whole(FIRST));
+        b.script(whole(SECOND));
+        let addr = running.addr;
+        let asked = tokio::spawn(async move { post(addr, "/v1/completions", body).await });
+        until("the first has it", || async { a.seen().len() == 1 }).await;
+        a.deafen();
+        let reply = asked.await.unwrap();
+        if streams {
+            assert_eq!(outcome(&reply), Ok("AB".to_owned()));
+        } else {
+            assert_eq!(reply.json()["choices"][0]["text"], "AB");
+        }
+        assert_eq!((prefill.seen().len(), b.seen().len()), (1, 1));
+        until("the hung one is left", || async { a.closed() == 1 }).await;
+        until("nothing is alive", || idle(&running)).await;
+    }
+}
+
 #[tokio::test]
 async fn an_answer_that_is_not_streamed_starts_again_after_any_failure() {
     for (name, steps) in [

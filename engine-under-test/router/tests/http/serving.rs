@@ -35,6 +35,44 @@ async fn small_paths_are_passed_on_or_answered() {
     assert!(decode.seen().is_empty());
 }
 
+/// A cold run must not begin on a cache that only some workers have emptied.
+#[tokio::test]
+async fn a_reset_is_a_success_when_every_worker_says_so() {
+    let (prefill, decode, running) = pair().await;
+    let reset = async || post(running.addr, "/reset_prefix_cache", "").await;
+    for (status, body, expected, said) in [
+        ("200 OK", "", 200, r#"{"success":true}"#),
+        (
+            "200 OK",
+            r#"{"success":false}"#,
+            200,
+            r#"{"success":false}"#,
+        ),
+        ("404 Not Found", "{}", 404, "has no /reset_prefix_cache"),
+        ("403 Forbidden", "{}", 502, "it answers 403"),
+        ("500 Internal Server Error", "{}", 502, "it answers 500"),
+    ] {
+        for worker in [&prefill, &decode] {
+            worker.resets(status, body);
+            let reply = reset().await;
+            assert_eq!(reply.status, expected, "{status} {body}");
+            assert!(reply.text().contains(said), "{}", reply.text());
+            worker.resets("200 OK", "");
+        }
+    }
+    // One that nobody reaches.
+    let gone = Worker::of("decode").await;
+    let nobody = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut options = options(&[(Pool::Mixed, &gone)]);
+    let url = format!("http://{}", nobody.local_addr().unwrap());
+    drop(nobody);
+    options.workers[0].1 = pb_router::http::WorkerUrl::parse(&url).unwrap();
+    let running = start(options).await;
+    let reply = post(running.addr, "/reset_prefix_cache", "").await;
+    assert_eq!(reply.status, 502);
+    assert!(reply.text().contains("was not reset"), "{}", reply.text());
+}
+
 #[tokio::test]
 async fn bodies_that_are_wrong_reach_no_worker() {
     let (prefill, decode, running) = pair().await;

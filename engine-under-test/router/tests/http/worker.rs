@@ -46,6 +46,10 @@ struct State {
     transfers: Option<(String, Vec<Value>)>,
     /// Tickets that were given back.
     released: Vec<u64>,
+    /// It has an error for the router's questions.
+    deaf: bool,
+    /// What it says when its cache is to be reset: status and body.
+    reset: Option<(&'static str, &'static str)>,
 }
 
 /// A worker.
@@ -143,6 +147,16 @@ impl Worker {
         }));
     }
 
+    /// Has an error for the router's questions from now on.
+    pub(crate) fn deafen(&self) {
+        self.state.lock().unwrap().deaf = true;
+    }
+
+    /// What it says when its cache is to be reset: status and body.
+    pub(crate) fn resets(&self, status: &'static str, body: &'static str) {
+        self.state.lock().unwrap().reset = Some((status, body));
+    }
+
     /// Tickets that it was told to release.
     pub(crate) fn released(&self) -> Vec<u64> {
         self.state.lock().unwrap().released.clone()
@@ -214,6 +228,9 @@ impl Worker {
             "/worker" if state.info.is_null() => return Some(answer("404 Not Found", "{}")),
             "/worker" => state.info.to_string(),
             "/health" => String::new(),
+            "/kv_events" if state.deaf => {
+                return Some(answer("500 Internal Server Error", "{}"));
+            }
             "/kv_events" if state.info.is_null() => {
                 return Some(answer("404 Not Found", "{}"));
             }
@@ -249,7 +266,11 @@ impl Worker {
                 json!({ "count": text.len(), "max_model_len": 100, "tokens": text.as_bytes() })
                     .to_string()
             }
-            "/reset_prefix_cache" => r#"{"success":true}"#.to_owned(),
+            "/reset_prefix_cache" => {
+                let success = ("200 OK", r#"{"success":true}"#);
+                let (status, body) = state.reset.unwrap_or(success);
+                return Some(answer(status, body));
+            }
             _ => return None,
         };
         Some(answer("200 OK", &body))

@@ -41,6 +41,48 @@ fn early_rejection_by_predicted_time() {
     assert_eq!(router.stats().refused_early, 1);
 }
 
+#[test]
+fn a_prompt_of_another_length_than_all_before_is_tried() {
+    let config = RouterConfig {
+        slo_ttft_ns: Some(Nanos(1000)),
+        ..RouterConfig::default()
+    };
+    let mut router = router(config, &[Pool::Prefill, Pool::Decode]);
+    // One token in 100 ns, most of which any prompt would take.
+    started(&mut router, 0, 1, ask(1, 0));
+    router.prefilled(Nanos(100), RequestId(1));
+    commands(&mut router);
+    // Four tokens are no more than four times the mean: 400 ns. Eleven would be 1100 ns.
+    started(&mut router, 100, 2, ask(11, 0));
+    assert_eq!(router.stats().refused_early, 0);
+    // Behind it, nothing is learnt by waiting: 1100 + 1100.
+    router.arrive(Nanos(150), RequestId(3), ask(11, 20));
+    assert_eq!(router.stats().refused_early, 1);
+    commands(&mut router);
+    // It took 110 ns: a tenth more tokens would not take 1100.
+    router.prefilled(Nanos(210), RequestId(2));
+    commands(&mut router);
+    started(&mut router, 300, 4, ask(11, 40));
+}
+
+#[test]
+fn what_a_worker_is_changes_when_it_has_no_request() {
+    let mut router = router(RouterConfig::default(), &[Pool::Mixed]);
+    let id = router.workers()[0].id;
+    let other = WorkerSpec {
+        blocks_total: Some(7),
+        ..WorkerSpec::new(Pool::Mixed, 2 * B)
+    };
+    started(&mut router, 0, 1, ask(10, 0));
+    assert!(!router.set_spec(id, other.clone()));
+    assert!(
+        router.set_spec(id, WorkerSpec::new(Pool::Mixed, B)),
+        "as it was"
+    );
+    router.ended(Nanos(5), RequestId(1), Outcome::Completed);
+    assert!(router.set_spec(id, other));
+}
+
 /// Six requests arrive; which are started and which are refused.
 fn six_at_once(router: &mut Router) -> (Vec<u64>, Vec<u64>) {
     let (mut started, mut refused) = (Vec::new(), Vec::new());

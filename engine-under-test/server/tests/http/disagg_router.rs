@@ -6,7 +6,7 @@ use pb_server::KvRole;
 use serde_json::{Value, json};
 
 use crate::client;
-use crate::disagg::{alone, kv, legs, prompt, worker};
+use crate::disagg::{alone, kv, legs, prompt, with_params, worker};
 
 #[tokio::test]
 async fn roles_are_kept() {
@@ -143,4 +143,26 @@ async fn rows_of_transfers_can_be_read_as_they_end() {
     assert!(row["cells"].as_u64().unwrap() > 0 && row["bytes"].as_u64().unwrap() > 0);
     drop(open);
     both.shut_down().await;
+}
+
+#[tokio::test]
+async fn kv_that_was_promised_can_be_fetched_from_a_server_that_stops() {
+    let mut prefill = worker(KvRole::Prefill, kv(OnFailure::Fail), 41).await;
+    let decode = worker(KvRole::Decode, kv(OnFailure::Fail), 42).await;
+    let body =
+        json!({ "prompt": prompt(40), "max_tokens": 3, "temperature": 0, "ignore_eos": true });
+    let hand_off = with_params(&body, json!({ "do_remote_decode": true }));
+    let first = client::post(prefill.addr, "/v1/completions", &hand_off).await;
+    let params = first.json()["kv_transfer_params"].clone();
+    assert_eq!(params["finished"], false, "{}", first.text());
+    prefill.signal();
+    // It takes no more requests.
+    while tokio::net::TcpStream::connect(prefill.addr).await.is_ok() {
+        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+    }
+    let rest = client::post(decode.addr, "/v1/completions", &with_params(&body, params)).await;
+    assert_eq!(rest.status, 200, "{}", rest.text());
+    assert_eq!(rest.json()["usage"]["completion_tokens"], 3);
+    prefill.ended().await;
+    decode.shut_down().await;
 }

@@ -6,10 +6,10 @@
 //! peer that shrinks the file would kill the process with a signal instead of an error.
 
 use std::fs::File;
-use std::io::{IoSlice, IoSliceMut};
+use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, FileTypeExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -144,6 +144,14 @@ fn exchange(
     })
 }
 
+/// Whether a path is a socket on which nobody listens: a process that was killed left it.
+fn is_left(at: &Path) -> bool {
+    // Connecting to any other file is refused as well.
+    let is_socket = std::fs::symlink_metadata(at).is_ok_and(|at| at.file_type().is_socket());
+    let refused = |e: std::io::Error| e.kind() == ErrorKind::ConnectionRefused;
+    is_socket && UnixStream::connect(at).err().is_some_and(refused)
+}
+
 /// Where peers of this machine connect to.
 pub struct ShmListener {
     listener: UnixListener,
@@ -152,7 +160,7 @@ pub struct ShmListener {
 }
 
 impl ShmListener {
-    /// Listens at a path, which must not exist.
+    /// Listens at a path, which must not exist, unless it is the socket of a process that is gone.
     ///
     /// # Errors
     /// The path cannot be had.
@@ -162,7 +170,13 @@ impl ShmListener {
         clock: Arc<dyn Clock>,
     ) -> Result<ShmListener, TransportError> {
         let failed = |e| TransportError::io(format!("listening at {}", at.display()), e);
-        let listener = UnixListener::bind(at).map_err(failed)?;
+        let listener = match UnixListener::bind(at) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && is_left(at) => {
+                std::fs::remove_file(at).map_err(failed)?;
+                UnixListener::bind(at).map_err(failed)?
+            }
+            bound => bound.map_err(failed)?,
+        };
         listener.set_nonblocking(true).map_err(failed)?;
         Ok(ShmListener {
             listener,

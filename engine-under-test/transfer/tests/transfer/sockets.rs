@@ -287,6 +287,25 @@ fn setups_that_make_no_sense_are_refused() {
     );
 }
 
+#[test]
+fn a_socket_that_a_killed_process_left_is_replaced_and_others_are_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("kv.sock");
+    // Dropped without removing the file, as the system does it for a killed process.
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    let alive = ShmListener::bind(&path, SHM, wall()).unwrap();
+    let refused = |path: &Path| {
+        let refused = ShmListener::bind(path, SHM, wall()).err();
+        refused.expect("a refusal").to_string()
+    };
+    assert!(refused(&path).starts_with("listening at "), "{path:?}");
+    drop(alive);
+    let file = dir.path().join("file");
+    std::fs::write(&file, "mine").unwrap();
+    assert!(refused(&file).contains("file"));
+    assert_eq!(std::fs::read(&file).unwrap(), b"mine");
+}
+
 /// What the child process is to do.
 const ROLE: &str = "PB_TRANSFER_CHILD";
 /// Where the parent listens.

@@ -55,7 +55,8 @@ pub(crate) struct RouterArgs {
     /// Environment variable with the key that clients must send.
     #[arg(long, value_name = "VAR")]
     pub(crate) api_key_env: Option<String>,
-    /// Environment variable with the key that the workers want; without it they get the client's.
+    /// Environment variable with the key that the workers want; without it they get the client's
+    /// with its requests, and none with the router's own.
     #[arg(long, value_name = "VAR")]
     pub(crate) worker_api_key_env: Option<String>,
     /// Stop when standard input closes, so that no server outlives its harness.

@@ -151,6 +151,10 @@ fn start_workers(args: &RouterArgs, folder: Option<&Path>) -> Result<Vec<EngineC
         };
         let mut flags = args.serve.clone();
         flags.extend(["--role", role].map(String::from));
+        if !args.serve.iter().any(|flag| is_seed(flag)) {
+            // Workers of one seed would draw the same tokens for requests that name none.
+            flags.extend(["--seed".to_owned(), number.to_string()]);
+        }
         let log = folder.join(format!("worker-{number}-{role}.log"));
         console::say(format!(
             "starting {role} worker {number}; its log is {}",
@@ -162,6 +166,10 @@ fn start_workers(args: &RouterArgs, folder: Option<&Path>) -> Result<Vec<EngineC
         children.push(child);
     }
     Ok(children)
+}
+
+fn is_seed(flag: &str) -> bool {
+    flag == "--seed" || flag.starts_with("--seed=")
 }
 
 fn url_of(child: &EngineChild) -> Result<WorkerUrl> {
