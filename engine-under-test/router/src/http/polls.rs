@@ -77,6 +77,10 @@ pub(crate) async fn run(
         }
         let state = poller.once(&shared).await;
         let up = state.is_ok();
+        if up {
+            // Before requests are sent there, which would be taken away at once.
+            shared.set_out(id, false);
+        }
         shared.with(|router, now| {
             let was = router.workers()[id.0 as usize].up;
             if was != up {
@@ -84,7 +88,10 @@ pub(crate) async fn run(
             }
             router.tick(now);
         });
-        shared.set_out(id, !up);
+        if !up {
+            // After nothing is sent there any more, so that what is taken away goes elsewhere.
+            shared.set_out(id, true);
+        }
         poller.known &= up;
         poller.tell(&shared, state);
         if let Some(first) = first.take() {
