@@ -1,6 +1,7 @@
 """A stand-in of Mooncake's module where its wheel is not installed: the calls that are used, over
 sockets of its own. As Mooncake it reads what is registered and nothing else."""
 
+import contextlib
 import ctypes
 import socket
 import struct
@@ -44,8 +45,12 @@ class TransferEngine:
     def serve(self):
         while True:
             connection, _ = self.listener.accept()
-            with connection:
-                address, length = REQUEST.unpack(connection.recv(REQUEST.size, socket.MSG_WAITALL))
-                known = list(self.registered.items())
-                if any(at <= address and address + length <= at + n for at, n in known):
-                    connection.sendall(ctypes.string_at(address, length))
+            # A peer may be killed at any moment, also before it has asked.
+            with connection, contextlib.suppress(OSError, struct.error):
+                self.answer(connection)
+
+    def answer(self, connection):
+        address, length = REQUEST.unpack(connection.recv(REQUEST.size, socket.MSG_WAITALL))
+        known = list(self.registered.items())
+        if any(at <= address and address + length <= at + n for at, n in known):
+            connection.sendall(ctypes.string_at(address, length))
