@@ -90,6 +90,11 @@ impl Stage {
         self.changed.notify_all();
     }
 
+    /// Takes back what no step has used.
+    pub(crate) fn shut(&self) {
+        *self.permits.lock().unwrap() = Some(0);
+    }
+
     pub(crate) fn open(&self) {
         *self.permits.lock().unwrap() = None;
         self.changed.notify_all();

@@ -80,10 +80,14 @@ async fn a_client_that_leaves_during_the_last_step_is_told_to_the_core_too() {
         let body = json!({ "prompt": "x", "max_tokens": 1, "stream": true });
         let open = Open::post(server.addr, "/v1/completions", &body).await;
         stage.wait(tries, is_added).await;
+        // Its step begins.
+        tokio::time::sleep(Duration::from_millis(20)).await;
         drop(open);
         tokio::time::sleep(Duration::from_millis(20 << tries)).await;
         stage.permit(1);
         settle(&server).await;
+        // A request that was aborted before its step has left this permit.
+        stage.shut();
         if stage
             .calls()
             .iter()
