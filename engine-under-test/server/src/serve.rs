@@ -41,8 +41,8 @@ pub enum ServeError {
     Thread(#[source] std::io::Error),
 }
 
-/// Serves until `shutdown` completes, then lets running requests end within the grace period,
-/// aborts what is left and stops the engine thread.
+/// Serves until `shutdown` completes, then lets running requests end and promised KV be fetched
+/// within the grace period, aborts what is left and stops the engine thread.
 ///
 /// `abort` ends all of this at once, whenever it completes: connections are cut off, and the
 /// engine thread is left to end after the step that it is in. A caller whose process ends then

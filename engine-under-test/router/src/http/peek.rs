@@ -112,6 +112,11 @@ impl Peek {
         if wire.kv_transfer_params.is_some() {
             return Err(format!("{PARAMS} is the router's to give"));
         }
+        for (name, count) in [("n", wire.n), ("best_of", wire.best_of)] {
+            if let Some(count) = count.filter(|count| *count < 0.0 || count.fract() != 0.0) {
+                return Err(format!("{name} must be a whole number, got {count}"));
+            }
+        }
         let one = [wire.n, wire.best_of]
             .iter()
             .all(|n| n.is_none_or(|n| n == 1.0));
@@ -331,6 +336,8 @@ mod tests {
             "[]",
             "3",
             r#"{"stream":"yes"}"#,
+            r#"{"n":-1}"#,
+            r#"{"best_of":1.5}"#,
             r#"{"n":"1"}"#,
             r#"{"kv_transfer_params":false}"#,
             "{} {}",
